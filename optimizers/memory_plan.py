@@ -335,7 +335,6 @@ def _largest(demands: Sequence[Demand]) -> list[Demand]:
 
 
 def _adapter(folder: Path, sizes: Footprint, space: Weights) -> int:
-    """Return the number of parameters of an adapter."""
     return sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets))
 
 
@@ -477,7 +476,6 @@ def _engine(engine: TransformersEngine, system: System, held: set[object]) -> It
 
 
 def _backbone(made: Method) -> Iterator[Demand]:
-    """Yield the memory of the reward backbone of a method, if texts are embedded."""
     for learning in learnings(made):
         settings, lora = learning.backbone, learning.reward.lora
         if settings.model in (NONE, SMALL):

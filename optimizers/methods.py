@@ -128,7 +128,6 @@ class BetterTogetherSettings(Settings):
     @field_validator("stages")
     @classmethod
     def _others(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
-        """Check that there are stages, and that none of them is this method."""
         if not stages or "better_together" in stages:
             raise ValueError(
                 f"must name other methods, for example [mipro, mmgrpo], but is {list(stages)}"
@@ -241,7 +240,6 @@ def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, Optim
 def _training(
     system: System, optimize: OptimizeSettings, make: Make, *, alone: bool
 ) -> tuple[bool, str]:
-    """Return whether to train weights, and why."""
     names = ", ".join(components_of(keys_of(system, Weights)))
     runs, step = optimize.budget.system_runs, make(TRAINED_BY, system, optimize).jobs[0].step
     steps = math.inf if runs is None or not step else runs / 2 // step

@@ -29,9 +29,9 @@ from compound.optimization.method import JobContext, Method, Problem, Task
 from compound.optimization.scorer import JobScorer
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling import Uniform
-from compound.optimizers.weights.learner.updates import CriticSettings
 from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
+from compound.optimizers.weights.learner.updates import CriticSettings
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     Recipe,

@@ -113,7 +113,6 @@ class PlannedTraining:
         return self.settings.base.placement(dtype, quantization, self.section)
 
     def _common(self, setting: Literal["dtype", "quantization"], what: str) -> str:
-        """Return the value of a setting that all engines share; ``auto`` if none specifies it."""
         found = {name: getattr(Capabilities(e), setting) for name, e in self.engines.items()}
         known = {name: value for name, value in found.items() if value != "auto"}
         if not known:
@@ -161,7 +160,6 @@ class PlannedTraining:
 
 
 def _shared_value(values: Mapping[str, str], what: str, hint: str) -> str:
-    """Return the value that all components share."""
     if len(set(values.values())) > 1:
         listed = ", ".join(f"{component}: {value}" for component, value in values.items())
         raise DeclarationError(

@@ -9,9 +9,8 @@ run around the trained component, so that its answers get the reward of whole ru
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,13 +33,13 @@ from compound.graph.system import System
 from compound.optimization.runs.directory import CONFIG, as_folder, read_json, read_records
 from compound.optimization.runs.recorder import MEMORY, MEMORY_FOLDER
 from compound.optimizers.weights.bases import PlannedTraining
-from compound.optimizers.weights.credit.grouping import trajectory_samples
-from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.credit import trajectory_samples
+from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.trainer import StaleSamples
 from compound.optimizers.weights.recipes.rollouts import (
     Rollout,
     Sampler,
-    rollout_settings,
+    rollout_rules,
     upstream_components,
 )
 
@@ -100,31 +99,27 @@ class TRLRollouts:
     async def _draw(
         self, system: System, prompts: Sequence[str], trainer: GRPOTrainer
     ) -> list[Rollout]:
-        """Run the system for each prompt."""
-        settings = rollout_settings(system, [self.component], trainer.args.temperature)
-        rules = replace(self.rules, settings=settings)
+        sampling = SamplingSettings(temperature=trainer.args.temperature)
+        rules = rollout_rules(self.rules, system, [self.component], sampling)
         executor = Executor(self.engines, cache=MemoryCache(), seed=self.seed, folder=self.folder)
         sampler = Sampler(executor, system, self.metric, rules, self._calls)
         # processes share seeds, so a group that is divided among them needs numbers of its own in
         # each
-        first, seen = trainer.accelerator.process_index * len(prompts), Counter[str]()
-        wanted = []
-        for name in prompts:
-            wanted.append((self.examples[name], first + seen[name]))
-            seen[name] += 1
+        number = trainer.accelerator.process_index * len(prompts)
+        wanted = [
+            (self.examples[name], number + prompts[:place].count(name))
+            for place, name in enumerate(prompts)
+        ]
         shared = upstream_components(system, [self.component])
         rollouts = await sampler.attempts(wanted, shared=shared)
         sampler.check_failures()
         return rollouts
 
     def _sample(self, rollout: Rollout, reference: Reference) -> Sample | None:
-        """Return the component's sample in a rollout, if there is one."""
         if rollout.lost:
             return None
-        fallback, number = self.rules.failure_score, rollout.number
-        found = trajectory_samples(
-            rollout.trace, [self.component], rollout=number, fallback=fallback
-        )
+        fallback = self.rules.failure_score
+        found = trajectory_samples(rollout.trace, [self.component], fallback=fallback)
         if len(found) > 1:
             raise DeclarationError(
                 f"{self.component!r} was called {len(found)} times in a run of example "
@@ -339,7 +334,6 @@ def export_groups(run: str | Path, path: str | Path) -> int:
 
 
 def _steps(folder: UntrustedFolder) -> Iterator[StoredStep]:
-    """Yield the steps of a run that kept their samples."""
     for number, record in enumerate(read_records(folder, MEMORY), start=1):
         if FIELD not in record:
             continue
@@ -355,7 +349,6 @@ def _steps(folder: UntrustedFolder) -> Iterator[StoredStep]:
 
 
 def _rows(folder: UntrustedFolder, step: StoredStep) -> Iterator[SampleRow]:
-    """Yield the samples of a step."""
     memory, reference = folder.below(MEMORY_FOLDER), step.stored_samples
     place = memory.below(reference.path)
     folder.kind(MEMORY_FOLDER)  # rejects a link, which the next line would follow
@@ -365,7 +358,6 @@ def _rows(folder: UntrustedFolder, step: StoredStep) -> Iterator[SampleRow]:
 
 
 def _parsed(kind: type[ModelT], record: Mapping[str, object], where: str) -> ModelT:
-    """Return a record as a model, after validating it."""
     try:
         return kind.model_validate(record)
     except ValidationError as error:

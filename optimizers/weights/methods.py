@@ -137,7 +137,6 @@ JOINT: Mapping[str, tuple[str, Callable[[Any], Recipe], type[TrainingSettings]]]
 
 
 def _joint(name: str) -> MethodFactory:
-    """Return the factory of a method that trains all components jointly."""
     doc, recipe, settings = JOINT[name]
 
     def make(system: System, optimize: OptimizeSettings, own: Any) -> Method:  # noqa: ANN401

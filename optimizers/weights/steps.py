@@ -12,8 +12,8 @@ import json
 import math
 import resource
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from compound.core.example import Example
+from compound.core.storage.artifacts import Reference
 from compound.core.storage.state import State
 from compound.execution.rng import generator
 from compound.optimization.method import ROLLOUTS, Proposal, Task
@@ -72,6 +73,41 @@ class TrainingState(State):
     folders: list[str] = Field(default=[])  # the folders that this state needs
     folders_before: list[str] = Field(default=[])  # the folders that the previous state needed
 
+    def evaluate(self, score: float | None) -> TrainingState:
+        """Return the state after an evaluation of its step, which may be the best so far.
+
+        Of equal steps, the earliest stays. The starting weights (step 0) stay only if they score
+        strictly higher: an equal score on a few examples is no evidence against a training whose
+        rewards rose.
+        """
+        step, best = self.step, self.best
+        if score is not None and (
+            best is None or score > best.score or (score == best.score and best.step == 0 < step)
+        ):
+            best = Best(step=step, score=score, saved=self.saved)
+        return self.model_copy(update={"evaluated": [*self.evaluated, (step, score)], "best": best})
+
+    @property
+    def learned(self) -> bool:
+        """Whether there were rewards, and samples to train on."""
+        rewarded = any(point.reward is not None for point in self.curve)
+        return rewarded and any(point.samples for point in self.curve)
+
+    @property
+    def best_evaluated(self) -> Best | None:
+        """The best evaluated step, if steps were evaluated and not the start alone."""
+        return self.best if len(self.evaluated) > 1 else None
+
+    @property
+    def chosen(self) -> Saved | None:
+        """The checkpoint of the best step, or of the last step if steps were not evaluated.
+
+        ``None`` stands for the starting weights.
+        """
+        if not self.learned:
+            return None
+        return best.saved if (best := self.best_evaluated) else self.saved
+
 
 @dataclass(frozen=True)
 class StepBatch:
@@ -102,25 +138,27 @@ class StepBatch:
         return cls(credited, found["facts"], found["version"])
 
 
-@dataclass
 class StepPlan:
-    """The examples and the cost of the steps of a job."""
+    """The examples and the cost of the steps of a job.
 
-    task: Task
-    recipe: Recipe
-    components: int  # the number of trained components
-    trained: list[Example] = field(init=False)  # the train examples to train on
-    held_out: list[Example] = field(init=False)  # for evaluations; the same ones in all jobs
-    batch: int = field(init=False)  # examples of a step
+    Attributes:
+        trained: the train examples to train on.
+        held_out: those for evaluations, the same ones in all jobs.
+        batch: the number of examples of a step.
+        cost: the expected number of system runs of a step.
+        evaluation_cost: the maximum number of system runs of an evaluation.
+    """
 
-    def __post_init__(self) -> None:
-        train, settings = self.task.train, self.recipe.settings
-        size = min(settings.evaluation.examples, len(train) // MAX_HELD_OUT)
+    def __init__(self, task: Task, recipe: Recipe, components: int) -> None:
+        self.task, self.recipe, settings = task, recipe, recipe.settings
+        size = min(settings.evaluation.examples, len(task.train) // MAX_HELD_OUT)
         # with fewer steps than one evaluation interval, there are no checkpoints to choose among
         if not 0 < settings.evaluation.every < settings.steps:
             size = 0
-        self.trained, self.held_out = split(train, size, self.task.pool_seed if size else 0)
-        self.batch = min(self.recipe.sampling.examples, len(self.trained))
+        self.trained, self.held_out = split(task.train, size, task.pool_seed if size else 0)
+        self.batch = min(recipe.sampling.examples, len(self.trained))
+        self.cost = recipe.cost(self.batch, components)
+        self.evaluation_cost = recipe.evaluation_cost(len(self.held_out))
 
     def examples(self, number: int) -> list[Example]:
         """Return the examples of a step; each epoch goes through all train examples in a new order."""
@@ -128,21 +166,10 @@ class StepPlan:
         found = []
         for place in range(first, first + self.batch):
             epoch, at = divmod(place, len(train))
-            found.append(
-                train[generator(self.task.seed, "epoch", epoch).permutation(len(train))[at]]
-            )
+            order = generator(self.task.seed, "epoch", epoch).permutation(len(train))
+            found.append(train[order[at]])
         # a batch that spans two epochs may contain an example twice
         return list({example.id: example for example in found}.values())
-
-    @property
-    def cost(self) -> float:
-        """Expected number of system runs of a step."""
-        return self.recipe.cost(self.batch, self.components)
-
-    @property
-    def evaluation_cost(self) -> float:
-        """Maximum number of system runs of an evaluation."""
-        return self.recipe.evaluation_cost(len(self.held_out))
 
     def affords(self, number: int, max_runs: float, evaluations: int = 0) -> bool:
         """Return whether steps remain, and the job's share of the budget covers the next one."""
@@ -193,101 +220,57 @@ def split(train: Sequence[Example], size: int, seed: int) -> tuple[list[Example]
 # -- outcome -------------------------------------------------------------------------------------
 
 
-def is_better(score: float, step: int, best: Best | None) -> bool:
-    """Return whether an evaluated step replaces the best step so far.
+def describe_evaluation(state: TrainingState, held_out: int) -> tuple[str, dict[str, Any]]:
+    """Return the progress note and the facts of the last evaluation, on some held-out examples."""
+    (step, score), best = state.evaluated[-1], state.best
+    note = "not evaluated: every run was lost to transient errors"
+    if score is not None and best is not None:
+        note = f"score {score:.3f} on {held_out} held-out train examples; "
+        note += f"best so far: step {best.step}"
+    facts = {"step": step, "score": score, "examples": held_out}
+    return note, {"evaluation": {**facts, "best": best.step if best else None}}
 
-    Of equal steps, the earliest stays. The starting weights (step 0) stay only if they score
-    strictly higher: an equal score on a few examples is no evidence against a training whose
-    rewards rose.
+
+def make_proposal(
+    state: TrainingState, recipe: Recipe, held_out: int, values: Mapping[str, object]
+) -> Proposal:
+    """Propose the values of the best step, as `TrainingState.chosen` defines it.
+
+    ``before`` and ``after`` are the scores of the starting and the proposed weights on the held-out
+    examples. Without evaluations, they are the mean rewards of the first and the last rollouts.
+    These are not directly comparable, since the examples differ and rollouts use their own
+    temperature, but schedulers have no better estimate.
     """
-    if best is None or score > best.score:
-        return True
-    return score == best.score and best.step == 0 < step
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a training job in a state."""
-
-    state: TrainingState
-    recipe: Recipe
-    held_out: int  # train examples that evaluate steps
-
-    def describe_evaluation(self) -> tuple[str, dict[str, Any]]:
-        """Return the progress note and the facts of the last evaluation."""
-        (step, score), best = self.state.evaluated[-1], self.state.best
-        note = "not evaluated: every run was lost to transient errors"
-        if score is not None and best is not None:
-            note = f"score {score:.3f} on {self.held_out} held-out train examples; "
-            note += f"best so far: step {best.step}"
-        facts = {"step": step, "score": score, "examples": self.held_out}
-        return note, {"evaluation": {**facts, "best": best.step if best else None}}
-
-    @property
-    def learned(self) -> bool:
-        """Whether there were rewards, and samples to train on."""
-        curve = self.state.curve
-        return any(point.reward is not None for point in curve) and any(
-            point.samples for point in curve
-        )
-
-    @property
-    def chosen(self) -> Saved | None:
-        """The checkpoint of the best step, or of the last step if steps were not evaluated.
-
-        ``None`` stands for the starting weights.
-        """
-        if not self.learned:
-            return None
-        return best.saved if (best := self._best) else self.state.saved
-
-    def proposal(self, values: Callable[[Saved | None], Mapping[str, object]]) -> Proposal:
-        """Propose the weights of `chosen`.
-
-        ``before`` and ``after`` are the scores of the starting and the proposed weights on the
-        held-out examples. Without evaluations, they are the mean rewards of the first and the last
-        rollouts. These are not directly comparable, since the examples differ and rollouts use
-        their own temperature, but schedulers have no better estimate.
-        """
-        state = self.state
-        facts: dict[str, Any] = {
-            "steps": state.step,
-            "samples": sum(point.samples for point in state.curve),
-        }
-        if not self.learned:
-            whys = Counter(point.why for point in state.curve if point.why)
-            why = whys.most_common(1)[0][0] if whys else "the budget does not cover one step"
-            return Proposal(values(None), note=f"nothing to learn from: {why}", facts=facts)
-        curve = [point.reward for point in state.curve if point.reward is not None]
-        few = max(1, round(WINDOW * len(curve)))
-        before, after = fmean(curve[:few]), fmean(curve[-few:])
-        local, done, steps = self.recipe.local, state.step, self.recipe.settings.steps
-        kind = "local reward of answers" if local else "reward of rollouts"
-        part = "" if done == steps else f"of {steps} steps (the job's budget is used up)"
-        note = f"{done} {part or 'steps'}: mean {kind} {before:.3f} -> {after:.3f}"
-        scores: dict[str, float] = {}
-        if best := self._best:
-            note = f"{note}; {self._describe(best)}"
-            facts |= {"best_step": best.step, "evaluated": [list(pair) for pair in state.evaluated]}
-            if not local and state.evaluated[0][1] is not None:
-                scores = {"before": state.evaluated[0][1], "after": best.score}
-        elif not local:
-            scores, facts = {"before": before, "after": after}, {**facts, ROLLOUTS: True}
-        return Proposal(values(self.chosen), **scores, tried=state.step, note=note, facts=facts)
-
-    @property
-    def _best(self) -> Best | None:
-        """The best evaluated step, if steps were evaluated and not the start alone."""
-        return self.state.best if len(self.state.evaluated) > 1 else None
-
-    def _describe(self, best: Best) -> str:
-        """Return which step is proposed and why, as part of the note."""
-        examples = f"on {self.held_out} held-out train examples"
+    samples = sum(point.samples for point in state.curve)
+    facts: dict[str, Any] = {"steps": state.step, "samples": samples}
+    if not state.learned:
+        whys = Counter(point.why for point in state.curve if point.why)
+        why = whys.most_common(1)[0][0] if whys else "the budget does not cover one step"
+        return Proposal(values, note=f"nothing to learn from: {why}", facts=facts)
+    curve = [point.reward for point in state.curve if point.reward is not None]
+    few = max(1, round(WINDOW * len(curve)))
+    before, after = fmean(curve[:few]), fmean(curve[-few:])
+    kind = "local reward of answers" if recipe.local else "reward of rollouts"
+    done, steps = state.step, recipe.settings.steps
+    part = "steps" if done == steps else f"of {steps} steps (the job's budget is used up)"
+    note = f"{done} {part}: mean {kind} {before:.3f} -> {after:.3f}"
+    scores: dict[str, float] = {}
+    if best := state.best_evaluated:
+        start, examples = state.evaluated[0][1], f"on {held_out} held-out train examples"
         if best.step == 0:
-            return f"no step scored higher than the starting weights, {best.score:.3f} {examples}"
-        start = self.state.evaluated[0][1]
-        claim = f"step {best.step} is the best of {len(self.state.evaluated) - 1} evaluated: {best.score:.3f}"
-        return f"{claim} {examples}" + ("" if start is None else f", from {start:.3f}")
+            note += (
+                f"; no step scored higher than the starting weights, {best.score:.3f} {examples}"
+            )
+        else:
+            note += f"; step {best.step} is the best of {len(state.evaluated) - 1} evaluated: "
+            note += f"{best.score:.3f} {examples}"
+            note += "" if start is None else f", from {start:.3f}"
+        facts |= {"best_step": best.step, "evaluated": [list(pair) for pair in state.evaluated]}
+        if not recipe.local and start is not None:
+            scores = {"before": start, "after": best.score}
+    elif not recipe.local:
+        scores, facts = {"before": before, "after": after}, {**facts, ROLLOUTS: True}
+    return Proposal(values, **scores, tried=state.step, note=note, facts=facts)
 
 
 def format_step(step: CurvePoint) -> str:
@@ -393,20 +376,19 @@ def remember_moments(memory: dict[str, Any], recipe: str, saved: Saved) -> None:
         memory[MOMENTS] = [stored.to_json() for stored in (*others, entry)]
 
 
-def drop_moments(memory: dict[str, Any], live: set[str]) -> None:
-    """Remove the states of adapters whose digests are not in the current configuration."""
-    if MOMENTS in memory:
-        kept = [e for e in stored_moments(memory) if not live.isdisjoint(e.adapters.values())]
-        memory[MOMENTS] = [stored.to_json() for stored in kept]
-
-
 def find_moments(
-    memory: Mapping[str, Any], recipe: str, starts: Mapping[str, str]
+    memory: dict[str, Any], recipe: str, live: set[str], starts: Mapping[str, Reference | None]
 ) -> dict[str, StoredMoments]:
-    """Return, by adapter name, the stored states that match the adapters a job starts from."""
+    """Return, by adapter name, the stored states that match the adapters a job starts from.
+
+    States of adapters whose digests are not in the current configuration, ``live``, are removed.
+    """
+    kept = [each for each in stored_moments(memory) if not live.isdisjoint(each.adapters.values())]
+    if MOMENTS in memory:
+        memory[MOMENTS] = [stored.to_json() for stored in kept]
     return {
         name: stored
-        for stored in stored_moments(memory)
-        for name, digest in starts.items()
-        if digest and stored.recipe == recipe and stored.adapters.get(name) == digest
+        for stored in kept
+        for name, start in starts.items()
+        if start and stored.recipe == recipe and stored.adapters.get(name) == start["sha256"]
     }

@@ -16,7 +16,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -65,18 +65,16 @@ from compound.optimizers.weights.learner.updates import VALUE
 from compound.optimizers.weights.recipes.recipe import Recipe, RecipeContext, Sharing, credited_by
 from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
 from compound.optimizers.weights.steps import (
-    Best,
     CurvePoint,
-    Outcome,
     StepBatch,
     StepPlan,
     TrainingState,
     answer_metrics,
+    describe_evaluation,
     describe_samples,
-    drop_moments,
     find_moments,
     format_step,
-    is_better,
+    make_proposal,
     peak_memory,
     reason_without_samples,
     remember_moments,
@@ -127,7 +125,7 @@ class WeightTraining:
                     break
                 session.delete_unused(state)
                 if evaluates:
-                    note, facts = session.outcome(state).describe_evaluation()
+                    note, facts = describe_evaluation(state, len(session.plan.held_out))
                 else:
                     note, facts = format_step(state.curve[-1]), {}
                 yield Progress(
@@ -177,7 +175,6 @@ class TrainingSession:
                     await engine.admit(Adapter(str(path), folder_digest(path)))
 
     def _load(self, state: TrainingState) -> None:
-        """Load the base model, and restore the state of the job or the optimizer states of earlier jobs."""
         planned, recipe, settings = self.planned, self.recipe, self.recipe.settings
         model = planned.base
         if not recipe.likelihood:
@@ -202,8 +199,6 @@ class TrainingSession:
         )
         self.trainer = open_learner(spec, settings.learner, self.folder)
         self._texts = TokenTexts(self.trainer.tokenizer)
-        values = self.task.system.configuration.values()
-        drop_moments(self._memory, {v["sha256"] for v in values if is_reference(v)})
         if state.saved is not None:
             try:
                 self.trainer.restore(state.saved, self.folder)
@@ -215,8 +210,9 @@ class TrainingSession:
             return
         starts = planned.starts
         self.trainer.start(starts, self.folder)
-        digests = {name: start["sha256"] if start else "" for name, start in starts.items()}
-        for name, kept in find_moments(self._memory, self._recipe, digests).items():
+        values = self.task.system.configuration.values()
+        live = {value["sha256"] for value in values if is_reference(value)}
+        for name, kept in find_moments(self._memory, self._recipe, live, starts).items():
             self.trainer.restore_optimizer(name, kept.reference, self.folder)
             if recipe.critic and set(kept.adapters) == set(self.groups):
                 self.trainer.restore_optimizer(VALUE, kept.reference, self.folder)
@@ -266,25 +262,14 @@ class TrainingSession:
             scores = await self.recipe.evaluate(
                 context, self.values(state.saved), self.plan.held_out
             )
-        score, best = fmean(scores) if scores else None, state.best
-        if score is not None and is_better(score, step, best):
-            best = Best(step=step, score=score, saved=state.saved)
-        return state.model_copy(
-            update={"evaluated": [*state.evaluated, (step, score)], "best": best}
-        )
-
-    def outcome(self, state: TrainingState) -> Outcome:
-        """Return the result of the job in a state."""
-        return Outcome(state, self.recipe, len(self.plan.held_out))
+        return state.evaluate(fmean(scores) if scores else None)
 
     def proposal(self, state: TrainingState) -> Proposal:
         """Propose the weights of the best step, and keep their optimizer states for later jobs."""
-        outcome = self.outcome(state)
-        if outcome.chosen is not None:
-            remember_moments(self._memory, self._recipe, outcome.chosen)
-        proposal = outcome.proposal(self.values)
-        needs_weights = bool(self.recipe.values(self.task.system, self.trained))
-        return replace(proposal, values={}) if needs_weights and not outcome.learned else proposal
+        if (chosen := state.chosen) is not None:
+            remember_moments(self._memory, self._recipe, chosen)
+        values = self.values(chosen) if state.learned else {}
+        return make_proposal(state, self.recipe, len(self.plan.held_out), values)
 
     # -- training steps ----------------------------------------------------------------------------------
 
@@ -334,7 +319,6 @@ class TrainingSession:
         return store_folder(drawn.write, self.folder, "ahead")
 
     async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> StepBatch:
-        """Sample with the weights of a state and assign credit, within the job's share of the budget."""
         meter, started = self.task.context.executor.meter, time.perf_counter()
         before, runs, usage = self._prefilled(), meter.system_runs, meter.usage
         context = await self._context(state, number, kept)
@@ -385,7 +369,6 @@ class TrainingSession:
                 await compute(self.trainer.release_cache)
 
     def _prefilled(self) -> Prefilled:
-        """Return the engine's counts of prompt tokens so far."""
         return Capabilities(self.planned.engines[self.trained[0]]).prefill
 
     async def _context(
@@ -449,10 +432,8 @@ class TrainingSession:
         """
         present = {folder.name for folder in self.folders(state)}
         present |= {stored.reference["path"] for stored in stored_moments(self._memory)}
-        # the job's starting configuration and the recipe's state
-        held = [self.task.system.configuration, *state.kept.values()]
-        values = [value for some in held if isinstance(some, Mapping) for value in some.values()]
-        present |= {Path(value["path"]).name for value in values if is_reference(value)}
+        start = self.task.system.configuration.values()
+        present |= {Path(value["path"]).name for value in start if is_reference(value)}
         self.task.context.memory.flush()  # the previous state is the checkpoint from here on
         over = [path.name for path in self.folder.glob(f"{OPTIMIZERS}-*")]
         for name in {*state.folders_before, *over}.difference(present, state.folders):

@@ -9,7 +9,7 @@ from typing import Any
 from compound.optimization.settings.base import Settings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import METHODS
-from compound.optimizers.weights.learner.losses import VARIANTS
+from compound.optimizers.weights.learner.losses import ClippedLoss, ImitationLoss
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Trainer
 from compound.optimizers.weights.recipes.mygo import MyGOSettings
@@ -38,7 +38,7 @@ def placed(model: type[TrainingSettings], /, **given: Any) -> dict[str, Any]:
             found.setdefault(part, {})[leaf] = value
         elif name in model.model_fields:
             found[name] = value
-        elif name in VARIANTS[chosen].settings.model_fields:
+        elif name in (ImitationLoss if chosen.startswith("sft") else ClippedLoss).model_fields:
             options[name] = value
         else:
             where = next(p for p in PARTS if p in model.model_fields and name in _fields(model, p))

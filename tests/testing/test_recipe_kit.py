@@ -15,7 +15,7 @@ import pytest
 from compound import Example
 from compound.execution.rng import generator
 from compound.ext import Recipe, State
-from compound.optimizers.weights.credit.grouping import trajectory_samples
+from compound.optimizers.weights.credit import trajectory_samples
 from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.updates import CriticSettings

@@ -148,7 +148,7 @@ def engine_settings(case: Case) -> dict[str, Any]:
 def rows_of(case: Case, words: int) -> list[Any]:
     """Return samples for two micro-batches."""
     from compound.core.engine import TokenRecord
-    from compound.optimizers.weights.credit.advantages import advantages
+    from compound.optimizers.weights.credit import advantages
     from compound.optimizers.weights.learner.samples import Sample
 
     rng, found = random.Random(0), []

@@ -39,7 +39,7 @@ from compound.engines.models import resolve
 from compound.graph.space import ATTENTION, LoRA
 from compound.optimization.runs.directory import read_records
 from compound.optimization.settings.optimize import make_settings
-from compound.optimizers.weights.credit.advantages import advantages
+from compound.optimizers.weights.credit import advantages
 from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.losses import ClippedLoss, PolicyObjective
 from compound.optimizers.weights.learner.samples import SECTION, Sample

@@ -59,7 +59,6 @@ class BaseModelSettings(Settings):
         return placement
 
     def _common(self, setting: str, sampled: str, section: str) -> str:
-        """Return a setting that the trainer shares with the engines."""
         own: str = getattr(self, setting)
         if "auto" not in (own, sampled) and own != sampled:
             raise DeclarationError(
@@ -99,7 +98,6 @@ class LearnerSettings(Settings):
 
     @model_validator(mode="after")
     def _divided(self) -> Self:
-        """Check that there are processes to divide the base model among, and an address to meet at."""
         if self.sharding == "fsdp" and self.world == 1:
             raise ValueError(
                 "sharding fsdp divides the base model among processes, but processes is 1; set processes to "

@@ -141,7 +141,6 @@ class LearnerMachine:
                 tell(f"the run has ended or cannot be reached ({error}); waiting for it")
 
     def _follow(self, store: Store) -> None:
-        """Take part in the jobs of a process that runs the system."""
         done = 0
         while True:
             if (job := int(store.add(worker.JOBS, 0))) > done:

@@ -111,7 +111,6 @@ class Processes:
             raise
 
     def _meet(self, job: Mapping[str, Any], address: str) -> None:
-        """Wait for the other machines, and compare them with this one."""
         self._channel.send(worker.JOB, job)
         own, machines = node.facts(job), job["machines"]
         _LOG.warning("waiting for %s at %s", plural(machines - 1, "other machine"), address)
@@ -165,7 +164,6 @@ class Processes:
         return found
 
     def _wait(self, name: str, action: str, timeout: float | None, late: CompoundError) -> None:
-        """Wait for an entry of a process or a machine."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         looked = -math.inf
         while not self._channel.has(name):
@@ -186,7 +184,6 @@ class Processes:
             time.sleep(POLL)
 
     def _look_for_machines(self, now: float) -> None:
-        """Report a machine without signs of life."""
         for machine in range(1, len(self._hosts)):
             count = self._channel.count(f"{worker.MACHINES}/{machine}/beat")
             before, since = self._beats.get(machine, (-1, now))
@@ -255,7 +252,6 @@ class ShardedLearner:
         return model_folder.load_tokenizer(models.resolve(self._model))
 
     def _call(self, action: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
-        """Let all processes carry out an action; the arguments are turned into JSON."""
         return self.processes.call(action, **{name: _sent(v) for name, v in arguments.items()})
 
     def start(self, references: Mapping[str, Reference | None], folder: Path) -> None:

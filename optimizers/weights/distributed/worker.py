@@ -297,7 +297,6 @@ def load_divided(
 
 
 def _empty(folder: Path, placement: Placement) -> PreTrainedModel:
-    """Return the model without weights."""
     return model_folder.load_empty(
         folder, dtype=loading.dtype_of(placement), attention=placement.attn_implementation
     )

@@ -21,7 +21,6 @@ from compound.core.errors import (
     CompoundError,
     ConfigurationError,
     DeclarationError,
-    MissingExtra,
     suggest_name,
 )
 from compound.core.storage.artifacts import Reference, copy_into, store_folder
@@ -161,7 +160,6 @@ class Adapters(FrozenModel):
         self._write(name, self._serialized(name), folder)
 
     def _serialized(self, name: Name) -> bytes:
-        """Return the content of the file of an adapter's current weights."""
         from safetensors.torch import save
 
         tensors = {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
@@ -169,7 +167,6 @@ class Adapters(FrozenModel):
         return content
 
     def _write(self, name: Name, weights: bytes, folder: Path) -> None:
-        """Write the weights, the configuration and the probe."""
         (folder / WEIGHTS).write_bytes(weights)
         space = self.spaces[name]
         config = {
@@ -322,10 +319,8 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -> PeftModel:
     """Add the adapters to the base model, whose own weights stay frozen."""
-    try:
-        import peft
-    except ImportError:
-        raise MissingExtra("training", "peft", "train") from None
+    import peft
+
     model = None
     with fork_torch_rng(seed, "adapters"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
@@ -366,7 +361,6 @@ def _compute_in_base_dtype(model: PeftModel) -> None:
 
 
 def _adapted(layer: LoraLayer, x: Tensor) -> Tensor:
-    """Return the output of a layer with its active adapter."""
     import torch
     from torch.nn.functional import linear
 
@@ -384,11 +378,6 @@ def _adapted(layer: LoraLayer, x: Tensor) -> Tensor:
 def _load(
     name: str, placement: Placement, load: Load = loading.load_base
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a frozen causal language model and its tokenizer."""
-    try:
-        import transformers  # noqa: F401 - imported only to report that it is missing
-    except ImportError:
-        raise MissingExtra("training", "transformers", "local") from None
     folder = models.resolve(name)
     try:
         model, tokenizer = load(folder, placement)

@@ -16,13 +16,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from compound.core.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError
 from compound.optimization.settings.base import OneOf, Settings, or_name
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.updates import all_reduce, rank_and_world_size
@@ -57,31 +56,14 @@ class ClippedLoss(Settings):
         return 1 - self.clip, 1 + (self.clip if self.clip_high is None else self.clip_high)
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A loss: its settings, and the weighting of samples."""
-
-    settings: type[ClippedLoss | ImitationLoss]
-    weigh: Literal["sequence", "tokens", "longest", "sum"]
-
-
-VARIANTS: Mapping[str, Variant] = {
-    "grpo": Variant(ClippedLoss, "sequence"),  # mmGRPO, equation 5; MHGPO, equation 6
-    "dr_grpo": Variant(ClippedLoss, "longest"),
-    "dapo": Variant(ClippedLoss, "tokens"),  # also PPO's policy loss
-    "sft": Variant(ImitationLoss, "tokens"),  # MyGO: the mean over tokens
-    "sft_sum": Variant(ImitationLoss, "sum"),  # MyGO as printed: the sum over a trajectory's tokens
-}
-
-
 class PolicyObjective(OneOf):
     """A clipped loss, under the names that TRL uses; `grpo` by default."""
 
-    grpo: ClippedLoss | None = None
+    grpo: ClippedLoss | None = None  # mmGRPO, equation 5; MHGPO, equation 6
     """The mean over samples of the mean over their tokens."""
     dr_grpo: ClippedLoss | None = None
     """The sum over tokens divided by the maximum length, averaged over samples."""
-    dapo: ClippedLoss | None = None
+    dapo: ClippedLoss | None = None  # also PPO's policy loss
     """The mean over all tokens."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
@@ -165,7 +147,7 @@ def sample_weights(
     """Return the weight of each sample of a batch, such that the losses of micro-batches add up.
 
     Args:
-        variant: a name from `VARIANTS`.
+        variant: the name of a loss: a field of `PolicyObjective` or `ImitationObjective`.
         lengths: the number of sampled tokens of every sample of the whole batch; 0 for a masked
             sample, which counts in means over samples but not in means over tokens, as in TRL.
         longest: for ``dr_grpo``, the length to divide by: the maximum length of a completion, the
@@ -176,8 +158,7 @@ def sample_weights(
             each sample is a unit.
 
     Raises:
-        DeclarationError: the variant is unknown, or ``longest`` is missing or below the largest
-            length.
+        DeclarationError: ``longest`` is missing or below the largest length.
 
     Example:
         >>> sample_weights("grpo", [1, 3]), sample_weights("dapo", [1, 3]), sample_weights("sft_sum", [1, 3])
@@ -187,23 +168,20 @@ def sample_weights(
         >>> sample_weights("grpo", [1, 3, 4], units=["one", "one", "other"])  # two conversations of 4 tokens
         [0.125, 0.125, 0.125]
     """
-    if variant not in VARIANTS:
-        raise DeclarationError(f"unknown loss {variant!r}", hint=suggest_name(variant, VARIANTS))
-    weigh = VARIANTS[variant].weigh
     times = [1.0] * len(lengths) if counts is None else list(counts)
     whose = list(range(len(lengths))) if units is None else list(units)
     tokens: dict[Hashable, int] = {}
     for unit, length in zip(whose, lengths, strict=True):
         tokens[unit] = tokens.get(unit, 0) + length
     samples = math.fsum(dict(zip(whose, times, strict=True)).values())
-    if weigh == "sequence":
+    if variant == "grpo":
         return [
             time / (samples * max(tokens[unit], 1)) for time, unit in zip(times, whose, strict=True)
         ]
-    if weigh == "tokens":
+    if variant in ("dapo", "sft"):
         every = math.fsum(time * length for time, length in zip(times, lengths, strict=True))
         return [time / (every or 1.0) for time in times]
-    if weigh == "sum":
+    if variant == "sft_sum":
         return [time / samples for time in times]
     if longest is None or longest < max(lengths, default=1):
         raise DeclarationError(
@@ -359,7 +337,6 @@ class Monitor:
         }
 
     def _component(self, name: str, sums: Sequence[float]) -> dict[str, float]:
-        """Return the number of samples and tokens, and means over tokens."""
         own = [s for s in self._kept if s.component == name]
         means = [value / max(sums[0], 1.0) for value in sums[1:]]
         metrics: dict[str, float] = {"samples": len(own), "tokens": sum(s.length for s in own)}

@@ -126,6 +126,5 @@ def shortest_suffixes(chosen: Collection[str], others: Collection[str]) -> list[
 
 
 def _suffixes(name: str) -> list[str]:
-    """Return the dotted suffixes of a name, the shortest first."""
     parts = name.split(".")
     return [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]

@@ -219,7 +219,6 @@ class Trainer:
     def _update(
         self, part: Sequence[Sample], number: int, old: Logps, reference: Logps, monitor: Monitor
     ) -> None:
-        """Update the critic and each adapter that has samples in this minibatch."""
         for name, own in by_adapter(part, self.spec.adapter_of).items():
             if not (learned := self._learned_from(own)):
                 continue
@@ -301,7 +300,6 @@ class Trainer:
         return (terms * ran.mask * _weight(batch, weight_of, ran.mask)).sum(), ran
 
     def _value_loss(self, batch: Batch, ran: ForwardPass, weight_of: Mapping[int, float]) -> Tensor:
-        """Return the contribution of a micro-batch to the critic's loss."""
         assert self.critic is not None
         before = _padded([s.values for s in batch], ran.mask)
         targets = _padded([s.returns for s in batch], ran.mask)
@@ -321,7 +319,6 @@ class Trainer:
             return old, self.passes.logps(samples, base=True) if self.policy.beta else {}
 
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
-        """Raise if a sample was drawn with an adapter version that is too old."""
         most = self.rollouts.max_staleness
         for sample in samples:
             known = self.versions[self.spec.adapter_of[sample.component]][-1 - most :]
@@ -433,7 +430,6 @@ def _stored(reference: Reference, folder: Path) -> dict[str, Tensor]:
 
 
 def _rows(known: Logps, batch: Batch, like: Tensor) -> Tensor:
-    """Return the stored rows of a micro-batch's samples, padded to its width."""
     import torch
 
     rows = torch.zeros_like(like)
@@ -452,7 +448,6 @@ def _sampler_logps(batch: Batch, old: Tensor, mask: Tensor) -> Tensor:
 
 
 def _weight(batch: Batch, weight_of: Mapping[int, float], mask: Tensor) -> Tensor:
-    """Return the weights of a micro-batch's samples, (samples, 1)."""
     return _padded([(weight_of[id(s)],) for s in batch], mask[:, :1])
 
 

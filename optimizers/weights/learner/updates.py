@@ -104,20 +104,16 @@ class Updater:
         """
         import torch
 
-        run: list[Tensor] = []  # gradients of consecutive tensors
-        start = end = 0
-        for _, tensor in self.parameters:
-            if tensor.grad is not None:
-                run.append(tensor.grad.flatten())
-                tensor.grad = None
-            elif run:
-                self._gradients()[start:end].add_(torch.cat(run))
-                run = []
-            end += tensor.numel()
-            if not run:
-                start = end
-        if run:
-            self._gradients()[start:end].add_(torch.cat(run))
+        tensors = [tensor for _, tensor in self.parameters]
+        found = [tensor.grad for tensor in tensors]
+        if any(gradient is not None for gradient in found):
+            given = [
+                torch.zeros_like(tensor) if gradient is None else gradient
+                for tensor, gradient in zip(tensors, found, strict=True)
+            ]
+            self._gradients().add_(torch.cat([gradient.flatten() for gradient in given]))
+        for tensor in tensors:
+            tensor.grad = None
 
     def reduce(self) -> None:
         """Set the gradients to their sums over the micro-batches of all processes."""

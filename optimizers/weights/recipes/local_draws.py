@@ -21,9 +21,7 @@ from compound.optimization.method import JobContext
 from compound.optimization.scorer import TRAIN_SAMPLE
 from compound.optimization.settings.base import OneOf, or_name
 from compound.optimizers.search.proposers.demos import is_whole
-from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.grouping import call_samples
-from compound.optimizers.weights.learner.updates import CriticSettings
+from compound.optimizers.weights.credit import advantages, call_samples
 from compound.optimizers.weights.recipes.mmgrpo import GRPOSettings
 from compound.optimizers.weights.recipes.ppo import (
     LocalPPOSettings,
@@ -71,11 +69,6 @@ class LocalDraws(PolicyRecipe):
     scores: ScoreCalls
     share: float = 1.0
 
-    @property
-    def critic(self) -> CriticSettings | None:
-        """The settings of the value head; ``None`` for GRPO."""
-        return self.settings.critic if isinstance(self.settings, PPOSettings) else None
-
     def cost(self, examples: int, components: int) -> float:
         """Return the cost of the runs that supply inputs, most of which are cached, and of the answers."""
         return examples * (1.0 + self.settings.rollouts.runs * self.share)
@@ -89,23 +82,13 @@ class LocalDraws(PolicyRecipe):
     ) -> list[float]:
         """Return the local reward of one answer to each input of the component on held-out examples."""
         (component,) = context.trained
-        recorded = self._calls(await context.task.scorer.traces({}, examples), component)
+        traces = await context.task.scorer.traces({}, examples)
         jobs = [
-            ((trace, call, TRAIN_SAMPLE), values_of(context, component)) for trace, call in recorded
+            ((*at, TRAIN_SAMPLE), values_of(context, component)) for at in _calls(traces, component)
         ]
         answered = await run_alone(context.task.context, context.task.system, jobs)
         completed = [call for call in answered if not is_lost(call.failure)]
         return await compute(self._rewards, component, completed)
-
-    @staticmethod
-    def _calls(traces: Sequence[Trace], component: str) -> list[tuple[Trace, Call]]:
-        """Return the component's calls in the runs without failed calls."""
-        return [
-            (trace, call)
-            for trace in traces
-            if is_whole(trace)
-            for call in trace.calls_of(component)
-        ]
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Sample answers to the inputs of the component in the incumbent's runs, and assign credit."""
@@ -114,14 +97,10 @@ class LocalDraws(PolicyRecipe):
         context.sampler.count(
             [trace.failure if is_lost(trace.failure) else None for trace in traces]
         )
-        recorded = self._calls(traces, component)
-        settings = {
-            **context.sampler.rules.settings.get(component, {}),
-            **values_of(context, component),
-        }
-        jobs: list[tuple[tuple[Trace, Call, int], dict[str, Any]]] = [
-            ((trace, call, context.sampler.index(number)), settings)
-            for trace, call in recorded
+        rules = context.sampler.rules.settings.get(component, {})
+        jobs: list[tuple[Place, dict[str, Any]]] = [
+            ((*at, context.sampler.index(number)), {**rules, **values_of(context, component)})
+            for at in _calls(traces, component)
             for number in range(self.settings.rollouts.runs)
         ]
         answered = await run_alone(context.task.context, context.task.system, jobs)
@@ -134,9 +113,9 @@ class LocalDraws(PolicyRecipe):
         rewards = await compute(self._rewards, component, [call for *_, call in answers])
         samples = [
             sample
-            for (example, number, call), reward in zip(answers, rewards, strict=True)
+            for (name, number, call), reward in zip(answers, rewards, strict=True)
             for sample in call_samples(
-                call, example, reward, rollout=number, group=(example, call.address)
+                call, name, reward, rollout=number, group=(name, call.address)
             )
         ]
         if isinstance(self.settings, PPOSettings):
@@ -152,6 +131,12 @@ class LocalDraws(PolicyRecipe):
         worst = min(rewards, default=0.0) - FAILURE_MARGIN
         remaining = iter(rewards)
         return [next(remaining) if call.failure is None else worst for call in calls]
+
+
+def _calls(traces: Sequence[Trace], component: str) -> list[tuple[Trace, Call]]:
+    return [
+        (trace, call) for trace in filter(is_whole, traces) for call in trace.calls_of(component)
+    ]
 
 
 def values_of(context: RecipeContext, component: str) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from pydantic import Field, NonNegativeFloat
 
 from compound.core.example import Example
 from compound.execution.rng import generator
-from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.grouping import regroup
+from compound.optimizers.weights.credit import advantages, regroup
 from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
@@ -144,7 +143,6 @@ async def _forked_later(
 async def _forked_at_random(
     context: RecipeContext, examples: Sequence[Example], count: int, forks: Mapping[str, float]
 ) -> list[Rollout]:
-    """Fork at one agent per example, drawn with the configured probabilities."""
     runs = [
         replace(run, fork=_agent(context, run, forks))
         for run in await context.sampler.runs(examples, [0])

@@ -30,8 +30,7 @@ from compound.execution.schedule import setting_values
 from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.optimization.settings.base import ConfigurationFile
-from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.grouping import module_groups
+from compound.optimizers.weights.credit import advantages, module_groups
 from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
@@ -61,7 +60,6 @@ class GRPOSettings(GroupSettings):
 
     @model_validator(mode="after")
     def _learnable(self) -> Self:
-        """Check that teachers leave some runs to the system, and that their samples are corrected."""
         taught, runs = sum(self.teachers.values()), self.rollouts.runs
         if taught >= runs:
             raise ValueError(
@@ -142,7 +140,6 @@ async def _taught(
 
 
 def _other_models(context: RecipeContext, teacher: System) -> list[str]:
-    """Return the models of a teacher's trained components that differ from those that are trained."""
     found: dict[str, None] = {}
     for component in context.trained:
         own, other = (

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from compound.core.errors import DeclarationError
 from compound.core.example import Example
 from compound.core.storage.state import State
-from compound.optimizers.weights.credit.grouping import trajectory_samples
+from compound.optimizers.weights.credit import trajectory_samples
 from compound.optimizers.weights.learner.losses import ImitationObjective, ImitationObjectiveField
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
@@ -60,7 +60,6 @@ class MyGOSettings(TrainingSettings, SharedAdapters):
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
-        """Check that the threshold is not above the maximum reward."""
         if self.threshold > self.max_reward:
             raise ValueError(
                 f"threshold {self.threshold:g} is above max_reward {self.max_reward:g}, the highest reward"
@@ -83,11 +82,6 @@ class MyGO(Recipe):
 
     settings: MyGOSettings
 
-    @property
-    def loss(self) -> ImitationObjective:
-        """The loss."""
-        return self.settings.loss
-
     def cost(self, examples: int, components: int) -> float:
         """Return the maximum cost: every attempt at every example."""
         return examples * self.settings.attempts
@@ -101,15 +95,13 @@ class MyGO(Recipe):
         first, answers = scores_of(rollouts), samples_of(context, rollouts)
         threshold = settings.max_reward if warming else self._next_threshold(state, first)
         await self._attempt_again(context, attempts, threshold)
-        chosen = [
-            rollout for own in attempts.values() for rollout in self._accepted(own, threshold)
-        ]
+        chosen = [run for own in attempts.values() for run in self._accepted(own, threshold)]
         samples = [
             sample.with_advantage(1.0)
-            for rollout in chosen
-            for sample in trajectory_samples(rollout.trace, context.trained, rollout=rollout.number)
+            for run in chosen
+            for sample in trajectory_samples(run.trace, context.trained, rollout=run.number)
             # answers of failed calls were not used by the rest of the run
-            if rollout.trace.call(sample.address).failure is None
+            if run.trace.call(sample.address).failure is None
         ]
         if warming:
             state.imitated += len(chosen)
@@ -161,7 +153,6 @@ class MyGO(Recipe):
                 attempts[rollout.example.id].append(rollout)
 
     def _accepted(self, attempts: Sequence[Rollout], threshold: float) -> list[Rollout]:
-        """Return the first accepted attempts at an example; failed runs are never accepted."""
         good = [r for r in attempts if r.trace.failure is None and _reaches(r.score, threshold)]
         return good[: self.settings.keep]
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from compound.core.example import Example
 from compound.core.threads import compute
-from compound.optimizers.weights.credit.advantages import (
+from compound.optimizers.weights.credit import (
     check_rewards,
     explained_variance,
     gae,
@@ -75,11 +75,6 @@ class PPO(PolicyRecipe):
     """Recipe that estimates advantages of whole runs with a critic."""
 
     settings: PPOSettings
-
-    @property
-    def critic(self) -> CriticSettings:
-        """The settings of the value head."""
-        return self.settings.critic
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Run every example several times, and estimate the advantage of every token."""

@@ -31,8 +31,7 @@ from compound.graph.registry.user_code import UserCodeError, check_signature, de
 from compound.graph.system import System
 from compound.optimization.method import Task
 from compound.optimization.settings.base import CodeName, Settings
-from compound.optimizers.weights.credit.grouping import call_samples, trajectory_samples
-from compound.optimizers.weights.credit.propagation import Credit, propagate
+from compound.optimizers.weights.credit import Credit, call_samples, propagate, trajectory_samples
 from compound.optimizers.weights.distributed.learner import BaseModelSettings, LearnerSettings
 from compound.optimizers.weights.distributed.processes import Learner
 from compound.optimizers.weights.learner.losses import (
@@ -70,6 +69,8 @@ class TrainingSettings(Settings):
     """Training steps of a job: sample, assign credit, update."""
     rollouts: SamplingSettings = SamplingSettings()
     """Sampling of rollouts."""
+    loss: PolicyObjective | ImitationObjective = PolicyObjective()
+    """The loss."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Weight updates."""
     base: BaseModelSettings = BaseModelSettings()
@@ -108,7 +109,6 @@ class PolicySettings(TrainingSettings):
 
     @model_validator(mode="after")
     def _corrected(self) -> Self:
-        """Check that samples of earlier weights are corrected."""
         if self.rollouts.max_staleness and self.loss.settings.correction is None:
             raise ValueError(
                 "samples of earlier weights (rollouts.max_staleness) need a correction, but it is disabled; "
@@ -127,7 +127,6 @@ class GroupSettings(PolicySettings):
 
     @model_validator(mode="after")
     def _compared(self) -> Self:
-        """Check that each example has at least two runs to compare."""
         if self.rollouts.runs < 2 and self.scale != "none":
             raise ValueError(
                 f"the runs of an example are compared, but rollouts.runs is {self.rollouts.runs}; set "
@@ -216,14 +215,15 @@ class Recipe(ABC):
         return self.settings.rollouts
 
     @property
-    @abstractmethod
     def loss(self) -> Objective:
         """The loss."""
+        return self.settings.loss
 
     @property
     def critic(self) -> CriticSettings | None:
         """The settings of the value head; ``None`` for no value head."""
-        return None
+        found: CriticSettings | None = getattr(self.settings, "critic", None)
+        return found
 
     @property
     def likelihood(self) -> bool:
@@ -304,11 +304,6 @@ class PolicyRecipe(Recipe):
     """Base class of policy-gradient recipes, with defaults for training on whole runs."""
 
     settings: PolicySettings
-
-    @property
-    def loss(self) -> PolicyObjective:
-        """The loss."""
-        return self.settings.loss
 
     def cost(self, examples: int, components: int) -> float:
         """Return the number of runs of all examples."""

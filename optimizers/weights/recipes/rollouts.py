@@ -9,7 +9,7 @@ fails on too many, an error is raised.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -252,26 +252,14 @@ def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:
     return [call for call in trace.calls if call.component in components and call.tokens]
 
 
-def rollout_settings(
-    system: System, components: Sequence[str], temperature: float
-) -> Mapping[str, Mapping[str, object]]:
-    """Return the settings of components in rollouts: trained components sample at the same temperature."""
-    return {
-        c: {"temperature": temperature}
-        for c in components
-        if "temperature" in system.components[c].settings
-    }
-
-
 def rollout_rules(
     rules: EvaluationRules, system: System, components: Sequence[str], settings: SamplingSettings
 ) -> EvaluationRules:
-    """Return the evaluation rules of rollouts: their failure score, and the settings of components."""
-    failure_score = (
-        rules.failure_score if settings.failure_score is None else settings.failure_score
-    )
-    return replace(
-        rules,
-        failure_score=failure_score,
-        settings=rollout_settings(system, components, settings.temperature),
-    )
+    """Return the evaluation rules of rollouts: trained components sample at the same temperature."""
+    score = rules.failure_score if settings.failure_score is None else settings.failure_score
+    own = {
+        c: {"temperature": settings.temperature}
+        for c in components
+        if "temperature" in system.components[c].settings
+    }
+    return replace(rules, failure_score=score, settings=own)

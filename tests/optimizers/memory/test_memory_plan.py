@@ -40,7 +40,6 @@ from compound.optimizers.weights.learner.adapters import (  # noqa: E402
     Adapters,
     _compute_in_base_dtype,
 )
-from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_reports")
 
@@ -369,32 +368,13 @@ def test_all_names_of_a_device_are_planned_as_one_device(
         plan.check()
 
 
-def trainers(folder: Path, monkeypatch: pytest.MonkeyPatch, **found: tuple[int, int]) -> MemoryPlan:
-    """Return the plan of methods whose trainers need these fixed and working bytes, without its engine."""
-    made = problem(folder)
-
-    def demand(training: PlannedTraining, _: object) -> Demand:
-        name = training.section
-        return Demand(f"trainer {name}", "cpu", *found[name], f"lower {name}", f"shrink {name}")
-
-    def trainings(_: object, system: Any, engine_of: Any) -> list[tuple[PlannedTraining, bool]]:
-        given = system, ("answerer",), engine_of, PolicySettings()
-        return [(PlannedTraining(*given, name), False) for name in found]
-
-    monkeypatch.setattr(memory_plan, "_engine", lambda *_: ())
-    monkeypatch.setattr(memory_plan, "_trainer", demand)
-    monkeypatch.setattr(memory_plan, "_trainings", trainings)
-    return plan_memory(made)
-
-
-def test_only_the_largest_of_successive_trainers_counts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_largest_of_successive_trainers_counts() -> None:
     mib = 2**20
-    plan = trainers(
-        folder, monkeypatch, a=(10 * mib, mib), b=(9 * mib, 100 * mib), c=(8 * mib, 2 * mib)
-    )
-    plan = replace(plan, free={"cpu": 10 * mib})
+    trainers = [
+        Demand(f"trainer {n}", "cpu", fixed * mib, working * mib, f"lower {n}", f"shrink {n}")
+        for n, fixed, working in (("a", 10, 1), ("b", 9, 100), ("c", 8, 2))
+    ]
+    plan = MemoryPlan(memory_plan._largest(trainers), {"cpu": 10 * mib})
     plan.check()  # not 10 + 9 + 8
     first, part, note = plan.lines()
     assert first.startswith(

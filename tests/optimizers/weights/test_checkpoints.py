@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -259,26 +258,6 @@ class TestBestStep:
         assert of_step[2] not in present[8]
         assert of_step[1] not in present[-1]  # step 5 took its place
         assert max(map(len, present)) <= 4
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("after", [1, 4, 5, 8])
-    def test_interrupted_anywhere_it_goes_on_to_the_same_proposal(
-        self, after: int, toy_model: Path, tmp_path: Path
-    ) -> None:
-        scores = (0.1, 0.5, 0.2, 0.5, 0.3)
-        whole = Run(toy_model, tmp_path / "whole")
-        expected = whole.job(whole.scripted(*scores))
-        run = Run(toy_model, tmp_path / "cut")
-        run.job(run.scripted(*scores), until=after)
-        assert run.checkpoint
-        state, run.memory.state = copy.deepcopy(run.checkpoint)
-        done = len(run.evaluations)
-        found = run.job(run.scripted(*scores[done:]), resume=state)
-        assert found.values == expected.values
-        assert found.facts == expected.facts
-        assert [e.facts for e in run.events] == [e.facts for e in whole.events]
-        for reference in found.values.values():
-            verify_reference(reference, run.folder)
 
 
 def test_adapters_that_an_engine_does_not_take_end_a_job_before_its_first_run(

@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 
 from benchmarks.measure import learning_curves  # noqa: E402
 from benchmarks.measure.learning_curves import SHARED, Case, train  # noqa: E402
-from compound.optimizers.weights.credit.propagation import propagate  # noqa: E402
+from compound.optimizers.weights.credit import propagate  # noqa: E402
 from compound.optimizers.weights.recipes import recipe  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

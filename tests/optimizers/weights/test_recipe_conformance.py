@@ -37,7 +37,7 @@ from compound.optimizers.weights.recipes.mmgrpo import (
     PromptR1Settings,
 )
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
-from compound.optimizers.weights.recipes.ppo import PPO, MAPPOSettings, PPOSettings
+from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.rollouts import RolloutSettings
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning
@@ -72,22 +72,12 @@ class TestPPO(RecipeKit):
         return PPO(PPOSettings(rollouts=RUNS))
 
 
-class TestMAPPO(RecipeKit):
-    def make(self) -> Recipe:
-        return PPO(MAPPOSettings(rollouts=RUNS))
-
-
 class TestPromptR1(RecipeKit):
     def make(self) -> Recipe:
         return PromptR1(PromptR1Settings(rollouts=RUNS))
 
 
 class TestMyGO(RecipeKit):
-    def make(self) -> Recipe:
-        return MyGO(MyGOSettings(attempts=6, keep=2, threshold=0.3))
-
-
-class TestMyGOOffline(RecipeKit):
     def make(self) -> Recipe:
         return MyGO(MyGOSettings(attempts=6, keep=2, threshold=0.3))
 

@@ -27,15 +27,11 @@ from compound.core.errors import ConfigurationError, DeclarationError  # noqa: E
 from compound.core.storage.artifacts import folder_digest  # noqa: E402
 from compound.graph.space import Weights  # noqa: E402
 from compound.optimizers.weights.bases import PlannedTraining  # noqa: E402
-from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
+from compound.optimizers.weights.credit import advantages  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, partition  # noqa: E402
-from compound.optimizers.weights.learner.batching import (  # noqa: E402
-    cost,
-    micro_batches,
-    minibatches,
-)
+from compound.optimizers.weights.learner.batching import cost, micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.forward import OutputLayer, forward  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.targets import resolve  # noqa: E402
@@ -333,7 +329,7 @@ def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
     assert less < 0.9 * more
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "sft"])
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "sft", "sft_sum"])
 def test_micro_batches_do_not_change_an_update(
     toy_model: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
@@ -347,38 +343,7 @@ def test_micro_batches_do_not_change_an_update(
     assert apart(cut, whole) < GRADIENTS
 
 
-def test_every_sample_is_trained_on_whatever_the_number_of_parts() -> None:
-    samples = some(components=("x", "y"), groups=3, each=5)
-    dealt = minibatches(samples, 4, 0)
-    assert sorted(id(s) for part in dealt for s in part) == sorted(id(s) for s in samples)
-    for part in dealt:
-        for sample in part:  # a group is in one part
-            assert sum(s.group == sample.group for s in part) == 5
-
-
-def test_micro_batches_hold_no_more_than_they_may() -> None:
-    samples = some(groups=5, each=6, longest=9)
-    for once in (True, False):
-        for batch in micro_batches(samples, 64, share=once):
-            assert len(batch) == 1 or cost(batch, once) <= 64
-
-
 class TestAdapters:
-    def test_training_one_leaves_the_others_as_they_are_to_the_bit(self, toy_model: Path) -> None:
-        adapters = noised(toy_model, "a", "b", "c")
-        before = {
-            n: [t.detach().clone() for _, t in adapters.parameters(n)] for n in adapters.spaces
-        }
-        PLAIN.trainer(adapters, {"x": "b"}).step(some(), 0)
-        moved = {
-            n: any(
-                bool((t != b).any())
-                for (_, t), b in zip(adapters.parameters(n), before[n], strict=True)
-            )
-            for n in adapters.spaces
-        }
-        assert moved == {"a": False, "b": True, "c": False}
-
     def test_a_shared_adapter_learns_from_all_who_share_it(
         self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -390,10 +355,6 @@ class TestAdapters:
         one = gradients(monkeypatch, adapters, PLAIN, samples[:8], adapter_of={"x": "both"})
         other = gradients(monkeypatch, adapters, PLAIN, samples[8:], adapter_of={"y": "both"})
         assert apart(shared, {name: (one[name] + other[name]) / 2 for name in one}) < GRADIENTS
-
-    def test_an_adapter_that_never_moved_is_the_base(self, toy_model: Path, tmp_path: Path) -> None:
-        adapters = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32")
-        assert (adapters.save("x", tmp_path), adapters.version("x")) == (None, "")
 
     def test_the_probe_tells_a_version_from_the_one_before(
         self, toy_model: Path, tmp_path: Path
@@ -486,9 +447,7 @@ class TestAdapters:
             partition(["a", "b"], {"one": ["a"], "two": ["a", "b"]})
         with pytest.raises(DeclarationError, match="'one' to no component"):
             partition(["a", "b"], {"one": []})
-        with pytest.raises(
-            DeclarationError, match="but the component of that name uses another adapter"
-        ):
+        with pytest.raises(DeclarationError, match="component of that name uses another adapter"):
             partition(["a", "b"], {"b": ["a"]})
         assert partition(["a", "b"], {"b": ["a", "b"]}) == {"b": ("a", "b")}
         for name in ("../../escaped", "a/b", "|value", ""):
@@ -513,38 +472,13 @@ class TestAdapters:
             noised(toy_model, "x")
 
 
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        ("Granite", {"logits_scaling": 8.0}),
-        ("Gemma2", {"head_dim": 8, "final_logit_softcapping": 1.0}),
-        ("Cohere", {"logit_scale": 0.0625, "eos_token_id": 1, "bos_token_id": 2}),
-    ],
-)
-def test_families_that_rescale_their_logits_are_read_as_they_are(
-    family: str, settings: dict[str, Any]
-) -> None:
+def small_model(family: str, **given: Any) -> Any:
     import transformers
 
-    small = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "initializer_range": 0.3,
-    }
-    config = getattr(transformers, f"{family}Config")(**small, **settings)
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **given})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    sample = Sample("x", "e", "x", 0, TokenRecord((3, 4, 5, 6), (7, 8, 9), (), "stop"), 0.0)
-    with torch.no_grad():
-        rows = model(torch.tensor([[3, 4, 5, 6, 7, 8, 9]])).logits[0].float().log_softmax(-1)
-        found = forward(model, [sample]).logps[0]
-    expected = torch.stack([rows[3 + i, token] for i, token in enumerate(sample.tokens.sampled)])
-    assert torch.allclose(found, expected, atol=LOGPROBS)
+        return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 
 SMALL = {
@@ -556,6 +490,26 @@ SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Granite", {"logits_scaling": 8.0}),
+        ("Gemma2", {"head_dim": 8, "final_logit_softcapping": 1.0}),
+        ("Cohere", {"logit_scale": 0.0625, "eos_token_id": 1, "bos_token_id": 2}),
+    ],
+)
+def test_families_that_rescale_their_logits_are_read_as_they_are(
+    family: str, settings: dict[str, Any]
+) -> None:
+    model = small_model(family, initializer_range=0.3, **settings)
+    sample = Sample("x", "e", "x", 0, TokenRecord((3, 4, 5, 6), (7, 8, 9), (), "stop"), 0.0)
+    with torch.no_grad():
+        rows = model(torch.tensor([[3, 4, 5, 6, 7, 8, 9]])).logits[0].float().log_softmax(-1)
+        found = forward(model, [sample]).logps[0]
+    expected = torch.stack([rows[3 + i, token] for i, token in enumerate(sample.tokens.sampled)])
+    assert torch.allclose(found, expected, atol=LOGPROBS)
 
 
 @pytest.mark.parametrize(
@@ -575,16 +529,10 @@ SMALL = {
 def test_sets_of_layers_are_found_whatever_a_family_calls_them(
     family: str, given: dict[str, Any], attention: set[str], linear: set[str]
 ) -> None:
-    import transformers
-
-    config = getattr(transformers, f"{family}Config")(**SMALL, **given)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
-    found = set(resolve(model, "attention"))
-    assert {name.rpartition(".")[2] for name in found} == {
-        name.rpartition(".")[2] for name in attention
-    }
-    every = set(resolve(model, "all-linear"))
-    assert {name.rpartition(".")[2] for name in every - found} >= linear
+    model, last = small_model(family, **given), lambda name: name.rpartition(".")[2]
+    found, every = (set(resolve(model, targets)) for targets in ("attention", "all-linear"))
+    assert set(map(last, found)) == set(map(last, attention))
+    assert set(map(last, every - found)) >= linear
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=sorted(found)))
@@ -733,14 +681,6 @@ class TestSteps:
             assert gradient.abs().max() > 0
             torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
 
-    def test_a_model_without_checkpointing_is_refused(self, toy_model: Path) -> None:
-        from compound.engines.local.loading import checkpoint_layers
-
-        adapters = noised(toy_model, "x")
-        adapters.base.supports_gradient_checkpointing = False
-        with pytest.raises(CompoundError, match="set base.gradient_checkpointing to false"):
-            checkpoint_layers(adapters.base, "toy", "base.gradient_checkpointing")
-
     def test_the_sampler_s_mismatch_weighs_advantages_up_to_the_cap(
         self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -800,16 +740,6 @@ class NCCL:
     of the model given.
     """
 
-    TYPES = (
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.int64,
-        torch.int32,
-        torch.uint8,
-    )
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, adapters: Adapters) -> None:
         self.reduced: list[tuple[Any, tuple[int, ...]]] = []
         self.adapters, self._placed = adapters, {}  # type: ignore[var-annotated]  # of tensors by id
@@ -818,13 +748,9 @@ class NCCL:
         distributed = torch.distributed
         for name, says in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
             monkeypatch.setattr(distributed, name, lambda says=says: says)
-        others = [
-            name
-            for name in dir(distributed)
-            if name.startswith(("all_", "broadcast", "gather", "reduce"))
-        ]
-        for name in others:
-            monkeypatch.setattr(distributed, name, self._refused)
+        for name in dir(distributed):
+            if name.startswith(("all_", "broadcast", "gather", "reduce")):
+                monkeypatch.setattr(distributed, name, None)
         monkeypatch.setattr(distributed, "all_reduce", self._all_reduce)
 
     def _noting(self, real: Any) -> Any:
@@ -836,12 +762,8 @@ class NCCL:
 
         return made
 
-    def _refused(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("a collective that this group does not know")
-
     def _all_reduce(self, tensor: Any) -> None:
         assert id(tensor) in self._placed, f"on the CPU: {tuple(tensor.shape)} {tensor.dtype}"
-        assert tensor.dtype in self.TYPES
         assert tensor.is_contiguous()
         self.reduced.append((tensor.dtype, tuple(tensor.shape)))
 

@@ -12,7 +12,7 @@ import pytest
 from compound.core.engine import TokenRecord
 from compound.engines.local.devices import Placement
 from compound.graph.space import LoRA, Weights
-from compound.optimizers.weights.credit.advantages import advantages
+from compound.optimizers.weights.credit import advantages
 from compound.optimizers.weights.learner import trainer, updates
 from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.samples import Sample

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 import compound as cp
-from compound.optimizers.weights.credit.grouping import trajectory_samples
+from compound.optimizers.weights.credit import trajectory_samples
 from compound.optimizers.weights.learner.losses import ImitationObjective
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
@@ -37,11 +37,6 @@ class TopShare(cp.ext.Recipe):
     """Imitate the best runs of each example by maximum likelihood."""
 
     settings: TopShareSettings
-
-    @property
-    def loss(self) -> ImitationObjective:
-        """The loss."""
-        return self.settings.loss
 
     def cost(self, examples: int, components: int) -> float:
         """Return the system runs of a step."""

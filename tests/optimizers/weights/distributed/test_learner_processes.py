@@ -46,8 +46,16 @@ STUCK += "def stuck(*_, **__): print('in the step', flush=True); time.sleep(600)
 Booting = Callable[[str], None]
 
 
-def log(processes: Processes, rank: int) -> str:
-    return (processes.launcher.logs / f"{rank}.log").read_text()
+def in_step(processes: Processes, ranks: Sequence[int], act: Callable[[], object]) -> None:
+    """Act in a thread, once some processes are stuck in a step."""
+    logs = [processes.launcher.logs / f"{rank}.log" for rank in ranks]
+
+    def wait() -> None:
+        while not all("in the step" in log.read_text() for log in logs):
+            time.sleep(0.05)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def is_running(pid: int) -> bool:
@@ -71,21 +79,16 @@ def test_a_killed_process_ends_the_step_and_all_others(toy_model: Path, booting:
     booting(f"{STUCK}if rank == 1: Trainer.step = stuck")
     processes = Processes(2)
     learner = ShardedLearner(processes, declared(toy_model, ("x",)))
-
-    def kill() -> None:
-        while "in the step" not in log(processes, 1):
-            time.sleep(0.05)
-        os.kill(processes.launcher.pids[1], signal.SIGKILL)
-
-    threading.Thread(target=kill, daemon=True).start()
+    in_step(processes, [1], lambda: os.kill(processes.launcher.pids[1], signal.SIGKILL))
     with pytest.raises(CompoundError) as caught:
         learner.step(drawn(("x",)), 0)
-    text = str(caught.value)
-    assert "learner process 1 of 2 (counted from 0) was killed by SIGKILL" in text
-    assert ", during: step" in text
-    assert "    in the step" in text
-    assert "lower optimize.<method>.optimizer.micro_tokens" in text
-    assert "the same command resumes the run from its last step" in text
+    for part in (
+        "learner process 1 of 2 (counted from 0) was killed by SIGKILL, during: step",
+        "    in the step",
+        "lower optimize.<method>.optimizer.micro_tokens",
+        "the same command resumes the run from its last step",
+    ):
+        assert part in str(caught.value)
     assert_end(processes.launcher.pids)
     shutil.rmtree(processes.launcher.logs)
 
@@ -205,17 +208,10 @@ def test_an_interrupt_ends_a_step_that_another_thread_waits_for(
     booting(f"{STUCK}Trainer.step = stuck")
     processes = Processes(2)
     learner = ShardedLearner(processes, declared(toy_model, ("x",)))
-    pids = processes.launcher.pids
-
-    def interrupt() -> None:
-        while not all("in the step" in log(processes, rank) for rank in range(2)):
-            time.sleep(0.05)
-        learner.interrupt()
-
-    threading.Thread(target=interrupt, daemon=True).start()
+    in_step(processes, [0, 1], learner.interrupt)
     with pytest.raises(CompoundError, match="the learner processes have ended"):
         learner.step(drawn(("x",)), 0)
-    assert_end(pids)
+    assert_end(processes.launcher.pids)
     assert not processes.launcher.logs.exists()
 
 

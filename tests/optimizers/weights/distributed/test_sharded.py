@@ -78,9 +78,6 @@ def both(
     return weights, max(norms)
 
 
-COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
-
-
 REPEATED = {"epochs": 2, "beta": 0.05}  # several updates a step, and a KL term
 
 
@@ -196,15 +193,17 @@ def test_a_step_without_samples_for_a_process_ends(
 
 
 def test_log_ratios_are_those_of_one_process(toy_model: Path, group: Group, tmp_path: Path) -> None:
+    """To the base model, and after the prompts of a teacher."""
     spec = declared(toy_model, micro_tokens=64)
     learners: list[Learner] = [open_trainer(spec), ShardedLearner(group(2), spec)]
-    rows = []
-    for learner in learners:
-        learner.step(drawn(), 0)
-        rows.append(learner.divergences(drawn(seed=1)))
-    assert any(abs(ratio) > 1e-3 for row in rows[0] for ratio in row)
-    for ours, expected in zip(rows[1], rows[0], strict=True):
-        assert ours == pytest.approx(expected, abs=LOGPROBS)
+    for taught in (None, drawn(seed=1, prompt=9)):
+        rows = []
+        for learner in learners:
+            learner.step(drawn(), 0)
+            rows.append(learner.divergences(drawn(seed=1), taught))
+        assert any(abs(ratio) > 1e-3 for row in rows[0] for ratio in row)
+        for ours, expected in zip(rows[1], rows[0], strict=True):
+            assert ours == pytest.approx(expected, abs=LOGPROBS)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from compound.core.engine import TokenRecord  # noqa: E402
 from compound.core.errors import DeclarationError  # noqa: E402
 from compound.core.example import Example  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
+from compound.optimizers.weights.credit import advantages  # noqa: E402
 from compound.optimizers.weights.interchange import (  # noqa: E402
     TRLRollouts,
     export_groups,
@@ -73,17 +73,14 @@ def letters(outputs: Mapping[str, Any], _: Example) -> float:
 
 
 def rollouts_of(
-    model: str, folder: Path, system: cp.System | None = None, **options: Any
+    model: str,
+    folder: Path,
+    system: cp.System | None = None,
+    component: str = "answerer",
+    examples: Sequence[Example] = EXAMPLES,
 ) -> TRLRollouts:
-    return trl_rollouts(
-        system or declared(model),
-        "answerer",
-        EXAMPLES,
-        letters,
-        engines=engines(model),
-        folder=folder,
-        **options,
-    )
+    given = system or declared(model), component, examples, letters
+    return trl_rollouts(*given, engines=engines(model), folder=folder)
 
 
 @dataclass
@@ -186,29 +183,14 @@ def assert_equal_steps(
 
 def samples_of(drawn: Mapping[str, list[Any]]) -> list[Sample]:
     """Return the samples of a rollout function's answer, with our advantages."""
-    made = [
-        Sample(
-            "answerer",
-            prompt,
-            "answerer",
-            0,
-            TokenRecord(tuple(ids), tuple(answer), tuple(logprobs), "stop"),
-            reward,
-            (prompt,),
-            on_policy=False,
-        )
-        for prompt, ids, answer, logprobs, reward in zip(
-            drawn["prompt"],
-            drawn["prompt_ids"],
-            drawn["completion_ids"],
-            drawn["logprobs"],
-            drawn["run_reward"],
-            strict=True,
-        )
-    ]
-    trained = {
-        id(sample.tokens): sample for sample in advantages(made, "trl")[0]
-    }  # TRL keeps flat groups
+    names = ("prompt", "prompt_ids", "completion_ids", "logprobs", "run_reward")
+    made = []
+    for prompt, ids, answer, logprobs, reward in zip(*map(drawn.get, names), strict=True):
+        record = TokenRecord(tuple(ids), tuple(answer), tuple(logprobs), "stop")
+        place = "answerer", prompt, "answerer", 0
+        made.append(Sample(*place, record, reward, (prompt,), on_policy=False))
+    # TRL keeps flat groups
+    trained = {id(sample.tokens): sample for sample in advantages(made, "trl")[0]}
     return [trained.get(id(sample.tokens), sample.with_advantage(0.0)) for sample in made]
 
 
@@ -310,27 +292,11 @@ def test_a_component_that_is_called_several_times_is_refused(model: str, tmp_pat
 
 def test_what_cannot_be_trained_is_refused_before_anything_runs(model: str, tmp_path: Path) -> None:
     with pytest.raises(DeclarationError, match="has no weights"):
-        trl_rollouts(
-            declared(model), "rewriter", EXAMPLES, letters, engines=engines(model), folder=tmp_path
-        )
+        rollouts_of(model, tmp_path, component="rewriter")
     with pytest.raises(DeclarationError, match="same id"):
-        trl_rollouts(
-            declared(model),
-            "answerer",
-            [*EXAMPLES, EXAMPLES[0]],
-            letters,
-            engines=engines(model),
-            folder=tmp_path,
-        )
+        rollouts_of(model, tmp_path, examples=[*EXAMPLES, EXAMPLES[0]])
     with pytest.raises(DeclarationError, match="does not serve adapters"):
-        trl_rollouts(
-            declared("scripted"),
-            "answerer",
-            EXAMPLES,
-            letters,
-            engines=engines(model),
-            folder=tmp_path,
-        )
+        rollouts_of(model, tmp_path, declared("scripted"))
 
 
 def train(model: str, folder: Path, **settings: Any) -> None:
@@ -358,15 +324,11 @@ class Replay:
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         left = {name: iter(rows) for name, rows in self.groups.items()}
         rows = [next(left[name]) for name in prompts]
-        names = {
-            "prompt_ids": "prompt_ids",
-            "completion_ids": "completion_ids",
-            "logprobs": "logprobs",
+        found = {
+            name: [row[name] for row in rows]
+            for name in ("prompt_ids", "completion_ids", "logprobs", "reward")
         }
-        return {
-            key: [row[name] for row in rows]
-            for key, name in {**names, "run_reward": "reward"}.items()
-        }
+        return {**found, "run_reward": found.pop("reward")}
 
     def reward(self, run_reward: list[float], **_: Any) -> list[float]:
         return run_reward

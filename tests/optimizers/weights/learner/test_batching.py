@@ -57,32 +57,23 @@ def test_packed_micro_batches_end_where_samples_have_least_in_common() -> None:
     assert sorted(map(len, micro_batches(group(8), 40))) == [3, 5]
 
 
-def counted_passes(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> int:
-    runs = list[int]()
-    decoder = forward_module._decoder
+@pytest.mark.parametrize("unshared", ["", "other layers"])
+def test_the_trainer_runs_the_layers_once(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch, unshared: str
+) -> None:
+    adapters = Adapters(str(toy_model), {"x": LoRA(rank=2)}, dtype="float32")
+    adapters.unshared, runs, decoder = unshared, list[Any](), forward_module._decoder
 
     def counted(model: Any) -> Any:
-        runs.append(1)
+        runs.append(model)
         return decoder(model)
 
     monkeypatch.setattr(forward_module, "_decoder", counted)
-    found = Passes(adapters, {"x": "x"}, 4096, 1.0, constrained=False, in_step=False)
+    passes = Passes(adapters, {"x": "x"}, 4096, 1.0, constrained=False, in_step=False)
     with adapters.using("x") as model:
-        for batch, _ in found.share(group(4)):
-            found.run(model, batch, temperature=1.0)
-    return len(runs)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("unshared", ["", "other layers"])
-def test_the_trainer_runs_the_layers_once(
-    toy_model: Path, monkeypatch: pytest.MonkeyPatch, unshared: str, checkpointing: bool
-) -> None:
-    spaces = {"x": LoRA(rank=2)}
-    adapters = Adapters(str(toy_model), spaces, dtype="float32", checkpointing=checkpointing)
-    assert not adapters.unshared
-    adapters.unshared = unshared
-    assert counted_passes(adapters, monkeypatch) == 1
+        for batch, _ in passes.share(group(4)):
+            passes.run(model, batch, temperature=1.0)
+    assert len(runs) == 1
 
 
 def ids(batches: list[list[Sample]]) -> list[list[int]]:
@@ -107,19 +98,14 @@ def test_every_sample_is_in_one_micro_batch_of_one_process(
     assert sorted(dealt) == sorted(map(id, samples))
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_many_micro_batches_are_those_of_one_process_and_balanced(processes: int) -> None:
-    samples = drawn(("x",), groups=60)
-    shares = divide(samples, 64, processes)
-    assert ids([batch for own in shares for batch in own]) == ids(micro_batches(samples, 64))
+@pytest.mark.parametrize(("groups", "limit"), [(60, 64), (8, 4096)])
+def test_micro_batches_are_those_of_one_process_or_smaller_and_balanced(
+    groups: int, limit: int
+) -> None:
+    samples = drawn(("x",), groups=groups)
+    shares, one = divide(samples, limit, 4), micro_batches(samples, limit)
+    assert (ids([batch for own in shares for batch in own]) == ids(one)) == (len(one) > 1)
     loads = [sum(map(cost, own)) for own in shares]
-    assert max(loads) <= 1.1 * sum(loads) / processes
-
-
-def test_few_micro_batches_are_made_smaller_until_every_process_has_as_many_tokens() -> None:
-    samples = drawn(("x",), groups=8)
-    assert len(micro_batches(samples, 4096)) == 1
-    loads = [sum(map(cost, own)) for own in divide(samples, 4096, 4)]
     assert max(loads) <= 1.1 * sum(loads) / 4
 
 

@@ -17,11 +17,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.optimizers.weights.credit.advantages import gae  # noqa: E402
+from compound.optimizers.weights.credit import gae  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from compound.optimizers.weights.learner.updates import VALUE  # noqa: E402
 
 
 def some(components: Sequence[str] = ("x",)) -> list[Sample]:
@@ -127,28 +126,3 @@ def test_values_and_policy_do_not_train_each_other(toy_model: Path, caught: dict
     )
     for name, gradient in caught.items():
         assert name.startswith("adapter") or float(gradient.abs().max()) < 1e-5 * largest
-
-
-def test_a_restored_critic_goes_on_to_the_last_bit(toy_model: Path, tmp_path: Path) -> None:
-    whole = trainer_of(noised(toy_model, "x"), "x", epochs=2, minibatches=2)
-    saved = None
-    for number in range(4):
-        whole.step(valued(whole, some()), number)
-        if number == 1:
-            saved = whole.save(tmp_path)
-    assert saved is not None
-    assert list(saved.adapters) == ["x"]
-    other = trainer_of(noised(toy_model, "x"), "x", epochs=2, minibatches=2)
-    other.restore(saved, tmp_path)
-    for number in (2, 3):
-        other.step(valued(other, some()), number)
-    ends = [[t.detach() for _, t in each.adapters.parameters("x")] for each in (whole, other)]
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    assert whole.critic
-    assert other.critic
-    one, two = whole.critic.state(), other.critic.state()
-    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
-    assert valued(whole, some()) == valued(other, some())
-    later = trainer_of(noised(toy_model, "x"), "x")
-    later.restore_optimizer(VALUE, saved.optimizers, tmp_path)  # in a later job
-    assert later._updaters[VALUE].state()

@@ -18,7 +18,7 @@ pytest.importorskip("peft")
 from compound import LoRA  # noqa: E402
 from compound.core.engine import TokenRecord  # noqa: E402
 from compound.engines import model_folder, models  # noqa: E402
-from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
+from compound.optimizers.weights.credit import advantages  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.excerpts import (  # noqa: E402
@@ -60,14 +60,12 @@ def texts() -> TokenTexts:
 
 @pytest.mark.parametrize("steps", [1, 5, STEPS, STEPS + 1, 1000])
 def test_what_is_recorded_of_a_job_is_bounded(steps: int) -> None:
-    samples = [
-        sample(
-            float(n % 7), component=f"c{n % 9}", group=str(n % 45), length=900, prompt=2000 + n % 3
-        )
-        for n in range(900)
-    ]
-    samples = [s.with_advantage(0.5) for s in samples]
-    samples = [replace_first(s) for s in samples]
+    samples = []
+    for n in range(900):
+        how = {"component": f"c{n % 9}", "group": str(n % 45), "prompt": 2000 + n % 3}
+        made = sample(float(n % 7), length=900, **how)  # type: ignore[arg-type]
+        # the first token differs, so that the numbers of all tokens are stored
+        samples.append(replace(made, advantages=(1.0, *[0.5] * 899)))
     chosen = [choose_groups(samples, number, steps) for number in range(steps)]
     recorded = [groups for groups in chosen if groups]
     assert len(recorded) <= STEPS + 1
@@ -80,11 +78,6 @@ def test_what_is_recorded_of_a_job_is_bounded(steps: int) -> None:
     assert all(len(group["answers"]) == ANSWERS for group in found)
     assert len(found[0]["answers"][0]["tokens"]) == sum(ENDS)
     assert len(json.dumps(found)) * (STEPS + 1) < 4e6
-
-
-def replace_first(of: Sample) -> Sample:
-    """Let the first token differ, so that the numbers of all tokens are stored."""
-    return replace(of, advantages=(1.0, *of.advantages[1:]))
 
 
 def test_the_group_whose_rewards_differ_most_comes_first_with_its_best_and_worst_answers() -> None:

@@ -1,1 +1,0 @@
-"""Credit of samples: rewards propagated through calls, and advantages within groups."""
