@@ -12,6 +12,7 @@ from compound.optimizers.methods import METHODS
 from compound.optimizers.weights.learner.losses import ClippedLoss, ImitationLoss
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Trainer
+from compound.optimizers.weights.methods import POLICY_METHODS
 from compound.optimizers.weights.recipes.mygo import MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPOSettings
 from compound.optimizers.weights.recipes.recipe import TrainingSettings
@@ -124,24 +125,11 @@ def plain(**given: Any) -> Parts:
     return Parts({"correction": None, **given})
 
 
-TRAININGS = (
-    "ppo",
-    "mappo",
-    "mmgrpo",
-    "mhgpo_is",
-    "mhgpo_fof",
-    "mhgpo_rr",
-    "prompt_r1",
-    "mygo",
-    "distill",
-)
-
-
 def trainings(**given: Any) -> dict[str, Any]:
     """Return the settings section of every method that trains weights, each with the settings it has."""
     found: dict[str, Any] = {}
-    for name in TRAININGS:
-        model = METHODS[name].settings
+    for name, factory in POLICY_METHODS.items():
+        model = factory.settings
         assert issubclass(model, TrainingSettings)
         found[name] = placed(model, **read_by(model, given))
     return found

@@ -44,6 +44,8 @@ from compound.optimizers.weights.learner.adapters import (  # noqa: E402
 pytestmark = pytest.mark.usefixtures("without_reports")
 
 RANK = 4
+ROWS = [{"question": str(i), "answer": str(i)} for i in range(40)]
+SPLITS: Any = {"train": ROWS, "valid": ROWS, "test": ROWS}
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +66,7 @@ def problem(
     llm = cp.LLM("answerer", prompt="Answer.", output=str, weights=cp.LoRA(RANK, targets=targets))
     answer = llm(question=question)
     system = cp.System("one", outputs={"answer": answer}, lm="toy")
-    rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
-    data = cp.Dataset.of(train=rows, valid=rows, test=rows)
+    data = cp.Dataset.of(**SPLITS)
     lm = engine or TransformersEngine(
         str(folder), dtype="float32", max_batch=2, max_batch_tokens=400
     )
@@ -225,13 +226,8 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     # with two copies of keys and values
     stored = 128 * (sizes.activations("float32") + 2 * sizes.cache("float32"))
     assert trainer.working == stored + 128 * 3 * 4 * sizes.vocabulary
-    assert engine.working == (
-        500 * sizes.cache("float32") + 2 * sizes.vocabulary * 12 + engine_adapters(adapter)
-    )
-
-
-def engine_adapters(parameters: int) -> int:
-    return 8 * parameters * 4
+    adapters = 8 * adapter * 4
+    assert engine.working == 500 * sizes.cache("float32") + 2 * sizes.vocabulary * 12 + adapters
 
 
 def test_checkpointing_and_smaller_batches_need_less(folder: Path) -> None:
@@ -301,11 +297,10 @@ def test_a_run_that_cannot_fit_is_refused_with_numbers_and_settings(
     assert "0 MiB are free" in raised.value.message
     assert "trainer of" in raised.value.message
     assert "optimize.mmgrpo.base.dtype" in raised.value.hint
-    rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
     with pytest.raises(CompoundError, match="the run needs at least"):
         cp.optimize(
             made.system,
-            {"train": rows, "valid": rows, "test": rows},
+            SPLITS,
             made.metric,
             method="mmgrpo",
             run_dir=tmp_path / "run",
@@ -328,10 +323,9 @@ def test_long_inputs_that_may_not_fit_are_a_note(
 
 
 def test_devices_are_compared_one_by_one() -> None:
-    def demand(device: str, fixed: int) -> Demand:
-        return Demand(f"part on {device}", device, fixed, 0, "lower a", f"move {device}")
-
-    plan = MemoryPlan([demand("cuda:0", 10), demand("cuda:1", 10)], {"cuda:0": 15, "cuda:1": 15})
+    places = ("cuda:0", "cuda:1")
+    demands = [Demand(f"part on {each}", each, 10, 0, "lower", f"move {each}") for each in places]
+    plan = MemoryPlan(demands, dict.fromkeys(places, 15))
     plan.check()
     with pytest.raises(CompoundError, match="on cuda:0.*part on cuda:0") as raised:
         replace(plan, free={"cuda:0": 9, "cuda:1": 15}).check()
@@ -417,8 +411,7 @@ def test_systems_of_remote_models_plan_nothing() -> None:
     question = cp.Input("question", str)
     answer = cp.LLM("answerer", prompt=cp.Text("Answer."), output=str)(question=question)
     system = cp.System("one", outputs={"answer": answer}, lm="openai/gpt-4o-mini")
-    rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
-    data = cp.Dataset.of(train=rows, valid=rows, test=rows)
+    data = cp.Dataset.of(**SPLITS)
     settings = OptimizeSettings.model_validate(
         {"method": "random", "budget": {"system_runs": 4000}}
     )
@@ -435,16 +428,9 @@ def test_the_device_of_the_trainer_is_checked_before_anything_is_spent(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo\.base\.device is cuda:3"):
         problem(folder, base={"device": "cuda:3"})
+    engine = TransformersEngine("openai", dtype="float32")
     with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo\.base\.quantization is 4bit"):
-        problem(
-            folder, TransformersEngine("openai", dtype="float32"), base={"quantization": "4bit"}
-        )
-
-
-def test_the_device_of_the_backbone_is_checked_before_anything_is_spent(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        problem(folder, engine, base={"quantization": "4bit"})
     backbone = {"model": "minilm", "device": "cuda:3"}
     with pytest.raises(DeclarationError, match=r"optimize\.optimas\.backbone\.device is cuda:3"):
         problem(folder, method="optimas", backbone=backbone)
@@ -529,11 +515,10 @@ def test_a_run_starts_its_server_with_the_planned_share(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "describe", stop)  # the plan is made, and nothing has been started
-    rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
     with pytest.raises(KeyboardInterrupt):
         cp.optimize(
             made.system,
-            {"train": rows, "valid": rows, "test": rows},
+            SPLITS,
             made.metric,
             method="mmgrpo",
             run_dir=tmp_path / "run",

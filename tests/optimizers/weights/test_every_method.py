@@ -29,6 +29,7 @@ from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.weights.bases import PlannedTraining  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from compound.optimizers.weights.methods import POLICY_METHODS  # noqa: E402
 from compound.optimizers.weights.recipes.local_draws import LocalDraws  # noqa: E402
 from compound.optimizers.weights.recipes.mhgpo import MHGPO  # noqa: E402
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings  # noqa: E402
@@ -45,33 +46,19 @@ from trainings.jobs import ATLAS, SMALL, trained  # noqa: E402
 SMALL_SECTIONS = [
     (f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()
 ]
-METHODS = [
-    "ppo",
-    "mappo",
-    "mmgrpo",
-    "mhgpo_is",
-    "mhgpo_fof",
-    "mhgpo_rr",
-    "prompt_r1",
-    "mygo",
-    "distill",
-]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*METHODS, "better_together"])
+@pytest.mark.parametrize("name", [*POLICY_METHODS, "better_together"])
 def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) -> None:
-    slow: dict[str, Any] = (
-        {"pace": 0.01} if name == "mygo" else {}
-    )  # random answers hardly get better than the first ones
+    # random answers hardly get better than the first ones
+    slow: dict[str, Any] = {"pace": 0.01} if name == "mygo" else {}
     values, records = asyncio.run(trained(model, name, tmp_path, **slow))
     weights = {key: value for key, value in values.items() if key.endswith(".weights")}
     assert set(weights) == {"namer.weights", "answerer.weights"}
     assert len({value["sha256"] for value in weights.values()}) == 2
-    assert all(
-        (tmp_path / value["path"] / "adapter_model.safetensors").exists()
-        for value in weights.values()
-    )
+    for value in weights.values():
+        assert (tmp_path / value["path"] / "adapter_model.safetensors").exists()
     assert_learned(records)
     shown = [shown_groups(record) for record in records if record["kind"] == "training"]
     assert {group.component for groups in shown for group in groups} == {"namer", "answerer"}
@@ -142,12 +129,9 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
 def test_what_cannot_be_meant_is_refused_before_anything_is_run(
     name: str, given: dict[str, Any], told: str
 ) -> None:
-    def declared() -> None:
+    with pytest.raises((ConfigurationError, DeclarationError, SpecError), match=told):  # noqa: PT012
         program = load(ATLAS, overrides=[(f"optimize.{name}", json.dumps(given))])
         method(name, program.system, program.optimize)
-
-    with pytest.raises((ConfigurationError, DeclarationError, SpecError), match=told):
-        declared()
 
 
 @pytest.mark.parametrize("name", ["mmgrpo", "ppo", "optimas", "better_together"])
@@ -305,15 +289,8 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
         program = load(file, overrides=[*BESIDE.items(), ("optimize.method", "better_together")])
         assert program.data
         assert program.metric
-        problem = make_problem(
-            program.system,
-            program.data,
-            program.metric,
-            program.optimize,
-            program.find_engine,
-            program.folder,
-        )
-        found = describe(problem)
+        given = program.system, program.data, program.metric, program.optimize
+        found = describe(make_problem(*given, program.find_engine, program.folder))
         return {key: found[key] for key in ("code", "configurations")}
 
     first = told(-1.0, "Name it.")

@@ -16,17 +16,13 @@ pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from benchmarks.simulated.toy_model import make_toy_model
-from benchmarks.simulated.toys import toy
-from compound import CompoundError, Dataset
-from compound.api.optimize import run_optimization
+from compound import CompoundError
 from compound.api.verify import verify
 from compound.core.errors import RunDirectoryError
-from compound.engines.local.engine import TransformersEngine
 from compound.optimization.runs.directory import read_records
-from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.steps import CurvePoint, format_step
-from training_settings import trainings
+from trainings.jobs import train_toy
 
 Run = Callable[..., dict[str, Any]]
 
@@ -39,18 +35,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(model: Path) -> Run:
     """Return a function that trains in a run directory, and returns the proposed weights."""
-    task = toy("chain", str(model))
-    rows = [[{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)]
-    data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
 
     def start(folder: Path, processes: int = 1) -> dict[str, Any]:
-        section = trainings(steps=3, examples=3, runs=3, lr=0.01)["mmgrpo"]
-        section["learner"] = {"processes": processes}
-        settings = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
-        engine = TransformersEngine(str(model), dtype="float32", deterministic=True)
-        run_optimization(
-            task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine
-        )
+        learner = {"processes": processes}
+        train_toy(model, folder, learner=learner, steps=3, examples=3, runs=3)
         events = read_records(folder / "events.jsonl")
         proposed: dict[str, Any] = next(e["values"] for e in events if e["event"] == "job")
         return proposed

@@ -12,54 +12,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from benchmarks.simulated.toys import toy  # noqa: E402
-from compound import System  # noqa: E402
-from compound.api.optimize import run_optimization  # noqa: E402
-from compound.core.example import Metric  # noqa: E402
-from compound.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.evaluation.dataset import Dataset  # noqa: E402
-from compound.evaluation.metrics.custom import custom  # noqa: E402
-from compound.execution.rng import derive_seed  # noqa: E402
-from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
-from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from training_settings import training  # noqa: E402
-
-
-def trained_on(
-    system: System,
-    data: Dataset,
-    metric: Metric,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    **weights: Any,
-) -> list[tuple[str | None, list[Sample], list[Sample]]]:
-    """Train with mmGRPO; return of each step the version at its beginning, what was given, and what had gradients."""
-    steps: list[tuple[str | None, list[Sample], list[Sample]]] = []
-    step, loss = Trainer.step, Trainer._loss
-
-    def noted(self: Trainer, samples: Sequence[Sample], number: int, **how: Any) -> Any:
-        steps.append((self.versions[next(iter(self.versions))][-1], list(samples), []))
-        return step(self, samples, number, **how)
-
-    def counted(self: Trainer, model: Any, batch: Any, *rest: Any) -> Any:
-        steps[-1][2].extend(batch)
-        return loss(self, model, batch, *rest)
-
-    monkeypatch.setattr(Trainer, "step", noted)
-    monkeypatch.setattr(Trainer, "_loss", counted)
-    settings = training("mmgrpo", weights)
-    engine = TransformersEngine(system.lm or "", dtype="float32")
-    run_optimization(
-        system, data, metric, settings, run_dir=folder / "run", engines=lambda _: engine
-    )
-    return steps
-
-
-def rows(examples: Sequence[Any]) -> list[dict[str, Any]]:
-    return [{"id": e.id, **e.inputs, **e.gold} for e in examples]
+from compound.execution.rng import derive_seed
+from compound.metrics import custom
+from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.trainer import Trainer
+from trainings.jobs import train_toy
 
 
 def drawn(outputs: Any, example: Any) -> float:
@@ -70,14 +30,25 @@ def drawn(outputs: Any, example: Any) -> float:
 def test_m1_a_step_trains_on_all_of_its_own_rollouts_and_on_no_others(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = toy("chain", str(toy_model))
-    data = Dataset.of(train=rows(task.train), valid=rows(task.valid[:5]))
-    weights = {"steps": 3, "examples": 2, "runs": 4, "scale": "none"}  # no group is skipped
-    steps = trained_on(task.system, data, custom(drawn, "drawn"), tmp_path, monkeypatch, **weights)
-    assert len(steps) == 3
-    assert len({version for version, _, _ in steps}) == 3
-    for version, given, used in steps:
-        assert len(given) == 2 * 4 * 3  # examples, runs, agents
-        assert sorted(map(id, used)) == sorted(map(id, given))
-        firsts = {s.tokens.adapter for s in given if s.component == "first"}
+    # of each step the version at its beginning, what was given, and what had gradients
+    steps: list[tuple[str | None, list[Sample], list[Sample]]] = []
+    step, loss = Trainer.step, Trainer._loss
+
+    def noted(self: Trainer, samples: Sequence[Sample], number: int) -> Any:
+        steps.append((self.versions["first"][-1], list(samples), []))
+        return step(self, samples, number)
+
+    def counted(self: Trainer, model: Any, batch: Any, *rest: Any) -> Any:
+        steps[-1][2].extend(batch)
+        return loss(self, model, batch, *rest)
+
+    monkeypatch.setattr(Trainer, "step", noted)
+    monkeypatch.setattr(Trainer, "_loss", counted)
+    given: dict[str, Any] = {"steps": 3, "examples": 2, "runs": 4, "scale": "none"}  # none skipped
+    train_toy(toy_model, tmp_path / "run", metric=custom(drawn, "drawn"), **given)
+    assert len(steps) == len({version for version, _, _ in steps}) == 3
+    for version, samples, used in steps:
+        assert len(samples) == 2 * 4 * 3  # examples, runs, agents
+        assert sorted(map(id, used)) == sorted(map(id, samples))
+        firsts = {s.tokens.adapter for s in samples if s.component == "first"}
         assert firsts == {version}  # drawn with the weights of this step

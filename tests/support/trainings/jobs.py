@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compound import Example, Executor, Score
+from benchmarks.simulated.toys import toy
+from compound import Dataset, Example, Executor, Score
+from compound.api.optimize import run_optimization
+from compound.engines.local.engine import TransformersEngine
 from compound.execution.cache import MemoryCache
+from compound.ext import Engine, Metric
 from compound.graph.configuration import to_readable_json
 from compound.metrics import custom
 from compound.optimization.method import JobContext, Problem, Proposal, Task
+from compound.optimization.runs.directory import read_records
 from compound.optimization.scorer import JobScorer
+from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.methods import method
 from compound.optimizers.weights.recipes.mmgrpo import GRPOSettings
 from compound.optimizers.weights.recipes.ppo import PPOSettings
@@ -95,3 +101,31 @@ async def trained(
                 memory.append({"kind": "job", "optimizer": job.optimizer, **found})
     await executor.aclose()
     return values, memory.records()
+
+
+def train_toy(
+    model: Path,
+    folder: Path,
+    *,
+    metric: Metric | None = None,
+    engine: Engine | None = None,
+    learner: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> None:
+    """Train the agents of a toy chain with mmGRPO in a run directory."""
+    task = toy("chain", str(model))
+    rows = [[{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)]
+    data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
+    section = trainings(**{"lr": 0.01, **settings})["mmgrpo"]
+    section["learner"] = dict(learner or {})
+    given = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
+    lm = engine or TransformersEngine(str(model), dtype="float32", deterministic=True)
+    engines = {str(model): lm}
+    run_optimization(
+        task.system, data, metric or task.metric, given, run_dir=folder, engines=engines
+    )
+
+
+def training_records(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of the training steps of a run."""
+    return [r for r in read_records(folder / "memory.jsonl") if r["kind"] == "training"]

@@ -17,18 +17,12 @@ from typing import Any
 
 import pytest
 
-from training_settings import trainings
 from trainings.learners import declared, drawn
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from benchmarks.simulated.toys import toy  # noqa: E402
-from compound import CompoundError, Dataset  # noqa: E402
-from compound.api.optimize import run_optimization  # noqa: E402
-from compound.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.optimization.runs.directory import read_records  # noqa: E402
-from compound.optimization.settings.optimize import make_settings  # noqa: E402
+from compound import CompoundError  # noqa: E402
 from compound.optimizers.weights.distributed import node, worker  # noqa: E402
 from compound.optimizers.weights.distributed.learner import KEY  # noqa: E402
 from compound.optimizers.weights.distributed.processes import (  # noqa: E402
@@ -37,6 +31,7 @@ from compound.optimizers.weights.distributed.processes import (  # noqa: E402
 )
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from trainings.jobs import train_toy, training_records  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
 GUARD = 120.0  # seconds; only a defect takes so long
@@ -241,21 +236,8 @@ def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
     """The run ends with an error, and resumes from its last step, in one process."""
 
     def run(folder: Path, processes: int) -> None:
-        task = toy("chain", str(toy_model))
-        rows = [
-            [{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)
-        ]
-        data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
-        section = trainings(steps=2, examples=4, runs=4, lr=0.01, micro_tokens=64)["mmgrpo"]
-        section["learner"] = {"processes": processes}
-        settings = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
-        engine = TransformersEngine(str(toy_model), dtype="float32", deterministic=True)
-        run_optimization(
-            task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine
-        )
-
-    def records(folder: Path) -> list[dict[str, Any]]:
-        return [r for r in read_records(folder / "memory.jsonl") if r["kind"] == "training"]
+        given: Any = {"steps": 2, "examples": 4, "runs": 4, "micro_tokens": 64}
+        train_toy(toy_model, folder, learner={"processes": processes}, **given)
 
     step = ShardedLearner.step
 
@@ -269,10 +251,10 @@ def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
         patch.setattr(Trainer, "step", lambda *_: pytest.fail("computed in this process"))
         with pytest.raises(CompoundError, match=r"learner process 0 of 2 .* was killed by SIGKILL"):
             run(tmp_path / "killed", 2)
-    (first,) = records(tmp_path / "killed")
+    (first,) = training_records(tmp_path / "killed")
     run(tmp_path / "killed", 1)
     run(tmp_path / "whole", 1)
-    resumed, whole = records(tmp_path / "killed"), records(tmp_path / "whole")
+    resumed, whole = (training_records(tmp_path / name) for name in ("killed", "whole"))
     assert [record["step"] for record in resumed] == [record["step"] for record in whole] == [0, 1]
     assert resumed[0] == first  # not computed again
     assert first["norms"] == pytest.approx(whole[0]["norms"], rel=1e-6)

@@ -35,6 +35,7 @@ from compound.optimizers.weights.distributed.processes import (  # noqa: E402
     ShardedLearner,
     open_learner,
 )
+from trainings.jobs import training_records  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
 GUARD = 120.0  # seconds; only a defect takes so long
@@ -243,24 +244,14 @@ def test_a_lost_process_is_named_with_its_machine_and_the_remedy(
 RUN = """
 import sys
 from pathlib import Path
-from benchmarks.simulated.toys import toy
-from compound import CompoundError, Dataset
-from compound.api.optimize import run_optimization
-from compound.engines.local.engine import TransformersEngine
-from compound.optimization.settings.optimize import make_settings
-from training_settings import trainings
+from compound import CompoundError
+from trainings.jobs import train_toy
 
 model, folder, address = sys.argv[1:]
-task = toy("chain", model)
-rows = [[{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)]
-data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
-section = trainings(steps=3, examples=4, runs=4, lr=0.01, micro_tokens=64)["mmgrpo"]
-if address:
-    section["learner"] = {"processes": 2, "machines": 2, "address": address}
-settings = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
-engine = TransformersEngine(model, dtype="float32", deterministic=True)
+learner = {"processes": 2, "machines": 2, "address": address} if address else {}
+given = {"steps": 3, "examples": 4, "runs": 4, "micro_tokens": 64}
 try:
-    run_optimization(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
+    train_toy(Path(model), Path(folder), learner=learner, **given)
 except CompoundError as error:
     sys.exit(f"error: {error}")
 """
@@ -327,8 +318,7 @@ def test_a_killed_launcher_and_a_killed_run_lose_no_step_and_pay_nothing_twice(
         assert driver.wait(GUARD) == 0
 
     def found(folder: Path) -> tuple[list[Any], dict[str, Any]]:
-        training = [r for r in read_records(folder / "memory.jsonl") if r["kind"] == "training"]
-        events = [*read_records(folder / "events.jsonl")]
+        training, events = training_records(folder), [*read_records(folder / "events.jsonl")]
         spent = {name: value for name, value in events[-1]["spent"].items() if name != "seconds"}
         return [(r["step"], r["reward"], r["norms"], r["sampled"]) for r in training], spent
 

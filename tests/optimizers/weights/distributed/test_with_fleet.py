@@ -12,19 +12,15 @@ from typing import Any
 import pytest
 
 from fake_vllm import FakeVLLM
-from training_settings import trainings
 
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 pytest.importorskip("httpx")
 
-from benchmarks.simulated.toys import toy
-from compound import Dataset, Example, Score
-from compound.api.optimize import run_optimization
+from compound import Example, Score
 from compound.engines.fleet import FleetEngine
 from compound.metrics import custom
-from compound.optimization.runs.directory import read_records
-from compound.optimization.settings.optimize import make_settings
+from trainings.jobs import train_toy, training_records
 
 
 class TrainedServer(FakeVLLM):
@@ -75,22 +71,16 @@ def test_processes_train_what_servers_at_addresses_sample(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for server in servers:
         server.serve()
-    task, numbers = toy("chain", str(toy_model)), count()
+    numbers = count()
 
     def alternating(outputs: Mapping[str, Any], example: Example) -> Score:
         return Score(float(next(numbers) % 2))
 
-    rows = [[{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)]
-    data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
-    section = trainings(steps=3, examples=4, runs=4, lr=0.01, micro_tokens=64)["mmgrpo"]
-    section["learner"] = {"processes": 2}
-    settings = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
     engine = FleetEngine([each.address for each in servers], vllm={"model": str(toy_model)})
-    metric = custom(alternating, "alternating")
-    run_optimization(
-        task.system, data, metric, settings, run_dir=tmp_path / "run", engines=lambda _: engine
-    )
-    records = [r for r in read_records(tmp_path / "run/memory.jsonl") if r["kind"] == "training"]
+    how: Any = {"engine": engine, "metric": custom(alternating, "alternating")}
+    given: Any = {"steps": 3, "examples": 4, "runs": 4, "micro_tokens": 64}
+    train_toy(toy_model, tmp_path / "run", learner={"processes": 2}, **how, **given)
+    records = training_records(tmp_path / "run")
     assert [record["step"] for record in records] == [0, 1, 2]
     assert all(min(record["norms"].values()) > 0 for record in records)
     stored = {path.name.rpartition("-")[2] for path in (tmp_path / "run/memory").glob("*-*")}
