@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -193,17 +192,6 @@ def test_an_abandoned_call_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> N
         return await second
 
     assert asyncio.run(abandon())
-
-
-def test_yaml_reads_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bound_to_a_thread.py").write_text("def f(x: int) -> int:\n    return x\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "s.yaml").write_text(
-        "system: s\ninputs: {x: int}\noutputs: {y: $f}\ncomponents:\n"
-        '  f: {function: {call: "bound_to_a_thread:f", thread: never}, in: {x: $x}}\n'
-    )
-    made = cp.load_system(tmp_path / "s.yaml")
-    assert getattr(made.components["f"], "thread", None) == "never"
 
 
 def test_a_function_in_a_thread_may_raise_stop_iteration() -> None:

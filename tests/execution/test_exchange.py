@@ -14,7 +14,6 @@ from compound.core.engine import Message
 from compound.core.errors import DeclarationError
 from compound.execution.cache import DiskCache, MemoryCache
 from compound.execution.exchange import MAX_CHARACTERS, SWITCH
-from compound.execution.trace import from_json, to_json
 from compound.report import write
 from compound.testing import ScriptedLM
 
@@ -57,22 +56,6 @@ def test_a_cached_call_keeps_them_too(tmp_path: Path) -> None:
         again = run([], cache).calls[0]
         assert again.reused
         assert again.exchanges == first.exchanges != ()
-
-
-def test_a_trace_in_json_names_usage_and_messages_and_reads_back() -> None:
-    trace = run(["7"])
-    data = json.loads(json.dumps(to_json(trace)))
-    (call,) = data["calls"]
-    assert call["usage"] == {
-        "calls": 1,
-        "prompt_tokens": 8,
-        "completion_tokens": 1,
-        "cost": 0.0,
-        "unpriced": 0,
-    }
-    assert call["exchanges"][0]["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert from_json(data).calls[0].exchanges == trace.calls[0].exchanges
-    assert from_json(data).usage == trace.usage
 
 
 def test_long_texts_are_cut_in_the_middle() -> None:

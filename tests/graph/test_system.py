@@ -71,57 +71,124 @@ def message_of(make: Callable[[], object], kind: type[Exception] = WiringError) 
     return str(error.value)
 
 
-def test_a_type_mismatch_names_both_ends_and_what_the_node_takes() -> None:
-    size = Function("size", count)(text=question())
-    message = message_of(lambda: Function("join", join)(a=size))
-    assert "join.a expects str, but $size is int" in message
-    assert "join takes a: str, b: str (optional)" in message
+def parts() -> Any:
+    return Function("parts", both, outputs={"size": int, "upper": str})(text=question())
 
 
-def test_a_type_mismatch_names_the_fields_that_would_fit() -> None:
-    parts = Function("parts", both, outputs={"size": int, "upper": str})(text=question())
-    message = message_of(lambda: Function("echo", echo)(text=parts.size))
-    assert "echo.text expects str, but $parts.size is int; connect $parts.upper" in message
+def echoed(name: str = "echo", **wires: Any) -> Any:
+    return Function("echo", echo)(text=question(), name=name, **wires)
 
 
-def test_a_missing_input_is_named_with_its_node_and_the_ports() -> None:
-    assert message_of(lambda: Function("join", join)()) == (
-        "join.a is not connected; join takes a: str, b: str (optional)"
-    )
+def untyped(x, y: int) -> int:  # type: ignore[no-untyped-def]
+    return y
 
 
-def test_an_unknown_input_is_refused_and_the_nearest_named() -> None:
-    message = message_of(lambda: Function("echo", echo)(txt=question()))
-    assert message == "echo has no input 'txt'; did you mean 'text'? (echo takes text: str)"
+def silent(x: int):  # type: ignore[no-untyped-def]
+    return x
 
 
-@pytest.mark.parametrize("constant", ["words", 3, None])
-def test_a_constant_is_not_an_edge(constant: Any) -> None:
-    message = message_of(lambda: Function("echo", echo)(text=constant))
-    assert "echo.text must be connected to an input or an output" in message
-    assert "use the component's settings for constants" in message
+def greedy(*xs: int) -> int:
+    return sum(xs)
 
 
-def test_all_fields_of_a_node_at_once_are_not_an_edge() -> None:
-    parts = Function("parts", both, outputs={"size": int, "upper": str})(text=question())
-    assert "echo.text must be connected" in message_of(lambda: Function("echo", echo)(text=parts))
-    assert "output 'y' of system 'demo' is not produced by any node" in message_of(
-        lambda: System("demo", outputs={"y": parts})
-    )
+SIZE = Function("size", count)(text=question())
+LABEL = Selector("label", "fast", "slow")(question=question())
+INNER = Map("each", System("body", {"y": Function("echo", echo)(text=Input("x"))}), over="x")
+ECHOED, OTHER = echoed(), echoed("other")
+SAME = Function("echo", echo)
+MISTAKES: list[tuple[Callable[[], object], str]] = [
+    (
+        lambda: Function("join", join)(a=SIZE),
+        "join.a expects str, but $size is int; change one of the two declarations (join takes a: str, b: "
+        "str (optional))",
+    ),
+    (
+        lambda: Function("echo", echo)(text=parts().size),
+        "echo.text expects str, but $parts.size is int; connect $parts.upper",
+    ),
+    (
+        lambda: Function("join", join)(),
+        "join.a is not connected; join takes a: str, b: str (optional)",
+    ),
+    (
+        lambda: Function("echo", echo)(txt=question()),
+        "echo has no input 'txt'; did you mean 'text'? (echo takes text: str)",
+    ),
+    (lambda: SAME(text=None), "echo.text must be connected to an input or an output, but got None"),
+    (lambda: SAME(text="words"), "use the component's settings for constants"),
+    (lambda: SAME(text=parts()), "echo.text must be connected"),
+    (lambda: System("s", {"y": parts()}), "output 'y' of system 's' is not produced by any node"),
+    (lambda: System("s", {"y": "a"}), "is not produced by any node: got 'a'"),  # type: ignore[dict-item]
+    (lambda: System("s", {}), "system 's' has no outputs"),
+    (lambda: parts().uper, "parts has no output 'uper'; did you mean 'upper'?"),
+    (
+        lambda: Function("scale", scale, by=2.0)(x=Input("x", float), by=Input("factor", str)),
+        "scale.by expects float, but $factor is str",
+    ),
+    (
+        lambda: FirstOf("pick", str)(a=question(), b=SIZE),
+        "pick.b expects str, but $size is int",
+    ),
+    # a condition compares with a value that its source can have
+    (lambda: echoed(when=SIZE.equals("x")), "when compares $size with 'x', but its type is int"),
+    (lambda: echoed(when=OTHER), "when compares $other with True, but its type is str"),
+    (lambda: echoed(when=LABEL.equals("medium")), "when compares $label with 'medium'"),
+    # functions
+    (lambda: Function("f", untyped), "parameter 'x' has no type; write `x: str`"),
+    (lambda: Function("f", silent), "has no return type; annotate it, for example `-> str`"),
+    (lambda: Function("f", greedy), "parameter 'xs' must not be positional-only"),
+    (lambda: Function("scale", scale, bye=1), "function 'scale' has no parameter 'bye'"),
+    # inputs, nodes and names of a system
+    (
+        lambda: System("s", {"y": ECHOED}, inputs=[question(), Input("context")]),
+        "declares unused inputs: 'context'",
+    ),
+    (
+        lambda: System("s", {"y": ECHOED, "z": Input("query")}, inputs=[Input("query")]),
+        "reads undeclared inputs: 'question'; declared: 'query'",
+    ),
+    (
+        lambda: System("s", {"a": ECHOED, "b": Input("question", int)}),
+        "input 'question' is declared as int and as str",
+    ),
+    (
+        lambda: System("s", {"a": ECHOED}, inputs=[Input("question", int)]),
+        "input 'question' is declared as str and as int",
+    ),
+    (
+        lambda: System("s", {"a": SAME(text=question()), "b": SAME(text=question())}),
+        "two nodes are named 'echo' in system 's'; give the second use its own name: component(..., "
+        "name='other')",
+    ),
+    (
+        lambda: System("s", {"a": ECHOED, "b": OTHER}),
+        "two components are named 'echo' in system 's'; rename one",
+    ),
+    (
+        lambda: System("s", {"a": ECHOED, "b": INNER(x=Input("xs", list[str]))}),
+        "two components are named 'echo'",
+    ),
+    (
+        lambda: System("s", {"y": ECHOED}, nodes=[ECHOED, OTHER, parts()]),
+        "system 's' has nodes that no output depends on: 'other', 'parts'; use their outputs or remove them",
+    ),
+]
 
 
-def test_an_output_that_does_not_exist_is_refused_and_the_nearest_named() -> None:
-    parts = Function("parts", both, outputs={"size": int, "upper": str})(text=question())
-    assert message_of(lambda: parts.uper) == "parts has no output 'uper'; did you mean 'upper'?"
-    assert [output.label for output in parts] == ["$parts.size", "$parts.upper"]
+@pytest.mark.parametrize(("make", "message"), MISTAKES, ids=[each for _, each in MISTAKES])
+def test_a_wrong_declaration_is_refused_where_it_is_made(
+    make: Callable[[], object], message: str
+) -> None:
+    assert message in message_of(make, DeclarationError)
 
 
-def test_a_setting_may_be_wired_and_its_type_counts() -> None:
-    fixed = Function("scale", scale, by=2.0)
-    assert fixed(x=Input("x", float), by=Input("factor", float)).label == "$scale"
-    assert "scale.by expects float, but $factor is str" in message_of(
-        lambda: fixed(x=Input("x", float), by=Input("factor", str))
-    )
+def test_what_is_declared_right_is_kept() -> None:
+    assert [output.label for output in parts()] == ["$parts.size", "$parts.upper"]
+    scaled = Function("scale", scale, by=2.0)(x=Input("x", float), by=Input("factor", float))
+    assert scaled.label == "$scale"
+    assert echoed(when=LABEL.equals("fast")).label == "$echo"
+    assert list(System("s", {"y": ECHOED}, inputs=[question()]).inputs) == ["question"]
+    assert list(System("s", {"y": ECHOED}, nodes=[ECHOED]).nodes) == ["echo"]
 
 
 def test_a_component_that_can_neither_run_nor_be_driven_is_refused() -> None:
@@ -144,22 +211,6 @@ def test_a_setting_that_a_wire_feeds_at_every_node_is_not_tunable() -> None:
     assert list(both_uses.parameters) == ["scale.by"]  # one use still reads it
 
 
-def test_a_condition_must_compare_with_a_value_its_source_can_have() -> None:
-    route = Function("route", echo)(text=question())
-    size = Function("size", count)(text=question())
-    label = Selector("label", "fast", "slow")(question=question())
-    assert "when compares $size with 'x', but its type is int" in message_of(
-        lambda: Function("echo", echo)(text=question(), when=size.equals("x"))
-    )
-    assert "when compares $route with True, but its type is str" in message_of(
-        lambda: Function("echo", echo)(text=question(), when=route)
-    )
-    assert "when compares $label with 'medium'" in message_of(
-        lambda: Function("echo", echo)(text=question(), when=label.equals("medium"))
-    )
-    assert Function("echo", echo)(text=question(), when=label.equals("fast")).label == "$echo"
-
-
 @pytest.mark.parametrize("name", ["1st", "a b", "a/b", "a.b", "", "é!", "a[0]", "$a"])
 def test_a_name_that_cannot_stand_in_an_address_is_refused(name: str) -> None:
     for make in (
@@ -175,111 +226,11 @@ def test_a_name_that_cannot_stand_in_an_address_is_refused(name: str) -> None:
         )
 
 
-def test_a_function_must_say_its_types() -> None:
-    def untyped(x, y: int) -> int:  # type: ignore[no-untyped-def]
-        return y
-
-    def silent(x: int):  # type: ignore[no-untyped-def]
-        return x
-
-    def greedy(*xs: int) -> int:
-        return sum(xs)
-
-    assert "parameter 'x' has no type; write `x: str`" in message_of(
-        lambda: Function("untyped", untyped), DeclarationError
-    )
-    assert "has no return type; annotate it, for example `-> str`" in message_of(
-        lambda: Function("silent", silent), DeclarationError
-    )
-    assert "parameter 'xs' must not be positional-only" in message_of(
-        lambda: Function("greedy", greedy), DeclarationError
-    )
-    assert "function 'scale' has no parameter 'bye'" in message_of(
-        lambda: Function("scale", scale, bye=1), DeclarationError
-    )
-
-
 def test_a_function_that_compares_with_mixed_constants_can_be_declared() -> None:
     def empty(text: str) -> bool:
         return text in {None, "", 0}
 
     assert Function("empty", empty).version == Function("again", empty).version
-
-
-def test_a_system_without_outputs_is_refused() -> None:
-    assert "system 'demo' has no outputs" in message_of(lambda: System("demo", outputs={}))
-
-
-def test_an_output_that_no_node_produces_is_refused() -> None:
-    message = message_of(lambda: System("demo", outputs={"y": "answer"}))  # type: ignore[dict-item]
-    assert "output 'y' of system 'demo' is not produced by any node: got 'answer'" in message
-
-
-def test_declared_inputs_must_be_used_and_used_ones_declared() -> None:
-    q, unused = question(), Input("context", str)
-    y = Function("echo", echo)(text=q)
-    assert "declares unused inputs: 'context'" in message_of(
-        lambda: System("demo", outputs={"y": y}, inputs=[q, unused])
-    )
-    assert "reads undeclared inputs: 'question'; declared: 'query'" in message_of(
-        lambda: System(
-            "demo",
-            outputs={"y": y, "z": Function("other", echo)(text=Input("query"))},
-            inputs=[Input("query")],
-        )
-    )
-    assert list(System("demo", outputs={"y": y}, inputs=[q]).inputs) == ["question"]
-
-
-def test_one_input_declared_with_two_types_is_refused() -> None:
-    outputs = {
-        "a": Function("echo", echo)(text=Input("x", str)),
-        "b": Function("scale", scale, by=2.0)(x=Input("x", float)),
-    }
-    message = message_of(lambda: System("demo", outputs=outputs))
-    assert "input 'x' is declared as" in message
-    assert "str" in message
-    assert "float" in message
-    assert "input 'x' is declared as str and as int" in message_of(
-        lambda: System("demo", outputs={"a": outputs["a"]}, inputs=[Input("x", int)])
-    )
-
-
-def test_two_nodes_with_one_name_are_refused() -> None:
-    component = Function("echo", echo)
-    message = message_of(
-        lambda: System(
-            "demo", outputs={"a": component(text=question()), "b": component(text=question())}
-        )
-    )
-    assert message == (
-        "two nodes are named 'echo' in system 'demo'; give the second use its own name: component(..., name='other')"
-    )
-
-
-def test_two_components_with_one_name_are_refused_wherever_they_are() -> None:
-    first, second = (
-        Function("echo", echo)(text=question()),
-        Function("echo", echo)(text=question(), name="other"),
-    )
-    assert "two components are named 'echo' in system 'demo'; rename one" in message_of(
-        lambda: System("demo", outputs={"a": first, "b": second})
-    )
-    body = System("body", outputs={"y": Function("echo", echo)(text=Input("x", str))})
-    inner = Map("each", body, over="x")(x=Input("xs", list[str]))
-    assert "two components are named 'echo'" in message_of(
-        lambda: System("demo", outputs={"a": first, "b": inner})
-    )
-
-
-def test_declared_nodes_that_no_output_depends_on_are_refused() -> None:
-    used, lost = Function("used", echo)(text=question()), Function("lost", echo)(text=question())
-    lost_too = Function("parts", both, outputs={"size": int, "upper": str})(text=question())
-    message = message_of(lambda: System("demo", outputs={"y": used}, nodes=[used, lost, lost_too]))
-    assert message == (
-        "system 'demo' has nodes that no output depends on: 'lost', 'parts'; use their outputs or remove them"
-    )
-    assert list(System("demo", outputs={"y": used}, nodes=[used]).nodes) == ["used"]
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
@@ -587,13 +538,6 @@ def test_parameters_inside_loops_and_maps_belong_to_the_system() -> None:
     assert list(outer.parameters) == ["inner.prompt", "loop.max_turns"]
     assert (
         outer.bind({"inner.prompt": "b", "loop.max_turns": 4}).configuration["loop.max_turns"] == 4
-    )
-
-
-def test_the_parts_of_a_first_of_must_have_its_type() -> None:
-    pick = FirstOf("pick", str)
-    assert "pick.b expects str, but $size is int" in message_of(
-        lambda: pick(a=question(), b=Function("size", count)(text=question()))
     )
 
 
