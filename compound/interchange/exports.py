@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -145,34 +145,12 @@ MARK = (
 PARTS = ("prompt", "demos", "weights")  # settings of which the messages and the model are made
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """The request of one LLM node, or of the first turn of an agent.
-
-    Attributes:
-        node: the name of the node.
-        inputs: types of the inputs by name.
-        outputs: types of the output fields by name.
-        lm: the model as ``provider/name``, or its name in the system; empty if another component
-            chooses it.
-        format: the format of answers, if the engine receives it.
-        body: the messages as JSON, and temperature, maximum number of tokens, stop strings, tools,
-            and options of the engine. Contents are format strings of Python, in which
-            ``{question}`` is an input, and ``{{`` and ``}}`` are braces.
-        tool_names: the names under which the tools of ``body`` were declared, by their tuned names.
-    """
-
-    node: str
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-    lm: object
-    format: AnswerFormat | None
-    body: Mapping[str, Any]
-    tool_names: Mapping[str, str]
-
-
-def prompts_of(system: System, find: FindEngine) -> list[Prompt]:
+def prompts_of(system: System, find: FindEngine) -> list[dict[str, Any]]:
     """Return the prompts of all LLM nodes and agents, those inside loops and maps included.
+
+    ``body`` holds the messages as JSON, and temperature, maximum number of tokens, stop strings,
+    tools, and options of the engine. Contents are format strings of Python. ``lm`` is empty if
+    another component chooses it, and ``tool_names`` are the declared names by the tuned ones.
 
     Raises:
         ExportError: the system has none, or a part of a prompt comes from another component.
@@ -186,7 +164,7 @@ def prompts_of(system: System, find: FindEngine) -> list[Prompt]:
     return [_prompt(node, system, find) for node in nodes]
 
 
-def _prompt(node: Node, system: System, find: FindEngine) -> Prompt:
+def _prompt(node: Node, system: System, find: FindEngine) -> dict[str, Any]:
     _check(node)
     component, names = node.component, {}
     shown = [name for name in node.wires if name not in component.settings]
@@ -209,13 +187,16 @@ def _prompt(node: Node, system: System, find: FindEngine) -> Prompt:
         )
     if not values["lm"] and "lm" not in node.wires:
         raise ExportError(f"{component.name!r} has no model", hint="set lm on the system")
-    return Prompt(
-        node.name,
-        {name: format_type(node.inputs[name].type) for name in marks},
-        {name: format_type(port.type) for name, port in outputs.items()},
-        *_sent(request, values["lm"], marks, find),
-        tool_names=names,
-    )
+    lm, asked, body = _sent(request, values["lm"], marks, find)
+    return {
+        "name": node.name,
+        "lm": lm,
+        "format": asked,
+        "body": body,
+        "tool_names": names,
+        "inputs": {name: format_type(node.inputs[name].type) for name in marks},
+        "outputs": {name: format_type(port.type) for name, port in outputs.items()},
+    }
 
 
 def _check(node: Node) -> None:
@@ -366,12 +347,10 @@ def _messages(system: System, find: FindEngine) -> dict[str, Any]:
         "placeholders": "contents are Python format strings: {name} is an input, {{ and }} are braces",
         "prompts": [
             {
-                "name": prompt.node,
-                "lm": prompt.lm,
-                **prompt.body,
-                **({"tool_names": prompt.tool_names} if "tools" in prompt.body else {}),
-                "inputs": prompt.inputs,
-                "outputs": prompt.outputs,
+                **{key: prompt[key] for key in ("name", "lm")},
+                **prompt["body"],
+                **({"tool_names": prompt["tool_names"]} if "tools" in prompt["body"] else {}),
+                **{key: prompt[key] for key in ("inputs", "outputs")},
             }
             for prompt in prompts_of(system, find)
         ],
@@ -382,14 +361,14 @@ def _openai(system: System, find: FindEngine) -> dict[str, Any]:
     """Return the bodies of OpenAI's chat completions by node, with placeholders in the contents."""
     bodies = {}
     for prompt in prompts_of(system, find):
-        if not prompt.lm:
+        name, lm, form = (prompt[key] for key in ("name", "lm", "format"))
+        if not lm:
             raise ExportError(
-                f"the model of {prompt.node!r} comes from another component",
+                f"the model of {name!r} comes from another component",
                 hint="export with --to messages",
             )
-        asked = {"response_format": response_format(prompt.format)} if prompt.format else {}
-        model = str(prompt.lm).removeprefix("openai/")
-        bodies[prompt.node] = {"model": model, **asked, **prompt.body}
+        asked = {"response_format": response_format(form)} if form else {}
+        bodies[name] = {"model": str(lm).removeprefix("openai/"), **asked, **prompt["body"]}
     return bodies
 
 

@@ -24,8 +24,7 @@ from compound.rewards.inspection import HeadView, Overview
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHOWN = 3  # features per component in the table
-FEATURES = 8  # bars per panel
+SHOWN = 6  # features per component in the table
 MANY = 20  # above this many distinct values, group them
 DOTS: dict[str, Any] = {"color": PALETTE["accent"], "alpha": 0.3, "markersize": 4, "mew": 0}
 FORMS = {
@@ -101,11 +100,8 @@ def reward_figures(facts: Mapping[str, Any] | None) -> list[Figure]:
     if not facts or "problem" in facts:
         return []
     heads = TypeAdapter(Overview).validate_python(facts).heads
-    names = [name for name in PLOTS if name != "drift"] if heads else []
-    if any(len(head.history) > 1 for head in heads):
-        names.append("drift")
     found: list[Figure] = []
-    for name in names:
+    for name in PLOTS if heads else ():
         instead = "" if found else "The figures are in report.html."
         found.append(draw_figure(name, partial(reward_svg, name, heads), instead=instead))
     missing = [figure for figure in found if figure.missing]
@@ -116,26 +112,21 @@ def reward_svg(name: str, heads: Sequence[HeadView]) -> str:
     """Return a plot of local rewards with a panel for each component.
 
     Args:
-        name: a name in `PLOTS`: ``calibration``, ``margins``, ``alignment`` (OPTIMAS, figure 5a),
-            ``length`` (figure 5c), ``weights`` or ``drift``.
+        name: ``calibration``, ``alignment`` (OPTIMAS, figure 5a) or ``length`` (figure 5c).
         heads: the rewards, from `compound.rewards.inspection.Inspection`.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    columns, wide = (2, 4.9) if name == "weights" else (3, 3.4)
-    across = max(1, min(columns, len(heads)))
+    across = max(1, min(3, len(heads)))
     down = max(1, -(-len(heads) // across))
-    with figure_to_svg(wide * across, 3.0 * down, name) as (figure, svg):
+    with figure_to_svg(3.4 * across, 3.0 * down, name) as (figure, svg):
         grid = figure.subplots(down, across, squeeze=False)
         for axes, head in zip(grid.flat, heads, strict=False):
             PLOTS[name](axes, head)
             axes.set_title(clip_name(head.component))
         for axes in grid.flat[len(heads) :]:
             axes.axis("off")
-        if name == "drift" and heads:
-            handles, names = grid.flat[0].get_legend_handles_labels()
-            figure.legend(handles, names, loc="outside lower center", ncols=2)
     return svg[0]
 
 
@@ -146,20 +137,6 @@ def _calibration(axes: Axes, head: HeadView) -> None:
     axes.set(xlim=(0.49, 1.01), ylim=(min([0.4, *(share - 0.04 for share in observed)]), 1.03))
     axes.set(xlabel="predicted probability", ylabel="share ranked correctly")
     _note(axes, "" if head.error is None else f"mean error {head.error:.2f}", low=True)
-
-
-def _margins(axes: Axes, head: HeadView) -> None:
-    margins = np.asarray(head.margins)
-    edge = max(1.0, float(np.quantile(np.abs(margins), 0.98))) if len(margins) else 1.0
-    bins = np.linspace(-edge, edge, 25).tolist()
-    shown = np.clip(margins, -edge, edge)
-    for part, color in ((shown[margins < 0], "other1"), (shown[margins >= 0], "accent")):
-        axes.hist(part, bins=bins, color=PALETTE[color], edgecolor=PALETTE["paper"], linewidth=0.6)
-    axes.axvline(0, color=PALETTE["muted"], linewidth=0.9)
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.15)  # space for the note
-    use_integer_ticks(axes.yaxis)
-    axes.set(xlabel="margin in log odds: wrong < 0 < right", ylabel="held-out pairs")
-    _note(axes, f"{head.accuracy.mean:.0%} right")
 
 
 def _alignment(axes: Axes, head: HeadView) -> None:
@@ -217,37 +194,6 @@ def trend(points: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.array([part.mean(axis=0) for part in parts]).reshape(-1, 2)
 
 
-def _weights(axes: Axes, head: HeadView) -> None:
-    if not head.weights:
-        axes.axis("off")
-        text = "no named feature distinguishes the outputs"
-        axes.text(0, 0.5, text, size=SMALL, color=PALETTE["muted"])
-        return
-    shown = head.weights[:FEATURES][::-1]  # the largest on top
-    sole = has_one_field(weight.feature for weight in head.weights)
-    for place, weight in enumerate(shown):
-        color = PALETTE["accent" if weight.value > 0 else "other1"]
-        axes.barh(place, weight.value, color=color, height=0.62, alpha=0.85)
-    axes.axvline(0, color=PALETTE["muted"], linewidth=0.9)
-    names = [spoken(weight.feature, sole=sole) for weight in shown]
-    axes.set_yticks(range(len(shown)), names, color=PALETTE["ink"])
-    axes.set_ylim(min(0, len(shown) - 4) - 0.6, len(shown) - 0.4)
-    axes.set_xlabel("weight in log odds per standard deviation", size=SMALL - 0.5)
-    axes.grid(visible=False)
-
-
-def _drift(axes: Axes, head: HeadView) -> None:
-    color, when = PALETTE["accent"], [judged.iteration for judged in head.history]
-    means = [judged.accuracy.mean for judged in head.history]
-    axes.plot(when, means, "-", color=color, linewidth=1.6, label="cross-validated (95 %)")
-    limits = [[getattr(j.accuracy, side) for j in head.history] for side in ("low", "high")]
-    axes.fill_between(when, *np.array(limits, float), color=color, alpha=0.15, linewidth=0)
-    axes.axhline(0.5, color=PALETTE["muted"], linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
-    use_integer_ticks(axes.xaxis)
-    axes.set(xlim=(0.7, max([2, *when]) + 0.3), ylim=(min([0.4, *(m - 0.06 for m in means)]), 1.05))
-    axes.set(xlabel="iteration", ylabel="pairs ranked correctly")
-
-
 def _note(axes: Axes, text: str, *, low: bool = False) -> None:
     x, y, ha, va = (0.98, 0.04, "right", "bottom") if low else (0.02, 0.96, "left", "top")
     axes.text(x, y, text, transform=axes.transAxes, size=SMALL, ha=ha, va=va)
@@ -255,9 +201,6 @@ def _note(axes: Axes, text: str, *, low: bool = False) -> None:
 
 PLOTS: Mapping[str, Callable[[Axes, HeadView], None]] = {
     "calibration": _calibration,
-    "margins": _margins,
     "alignment": _alignment,
     "length": _length,
-    "weights": _weights,
-    "drift": _drift,
 }

@@ -96,7 +96,7 @@ ACTIONS = [
         "rouge_score",
         "cp.evaluate(llm(), [{'question': '?', 'y': 'x'}], cp.metrics.rouge('y'), engines=lm)",
     ),
-    ("matplotlib", "from compound.report.rewards import reward_svg; reward_svg('drift', [])"),
+    ("matplotlib", "from compound.report.rewards import reward_svg; reward_svg('length', [])"),
     ("pyarrow", "cp.evaluate(llm(), cp.Dataset('someone/numbers'), 'exact_match', engines=lm)"),
     ("s3fs", "cp.evaluate(llm(), 's3://bucket/rows.jsonl', 'exact_match', engines=lm)"),
     (
