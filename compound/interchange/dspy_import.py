@@ -342,7 +342,8 @@ def to_dspy(
     """
     import dspy
 
-    values = _configuration(configuration)
+    given = load(configuration) if isinstance(configuration, str | Path) else configuration
+    values = given.configuration if isinstance(given, System) else Configuration(given)
     copied = program.deepcopy()
     named = predictor_names(copied)
     used = [dspy.settings.lm, *(predictor.lm for _, predictor, _ in named.values())]
@@ -356,12 +357,6 @@ def to_dspy(
         if value is not None:
             _write(named[component][1], key, setting, value, known)
     return copied
-
-
-def _configuration(given: Mapping[str, object] | System | str | Path) -> Mapping[str, object]:
-    if isinstance(given, System):
-        return given.configuration
-    return load(given) if isinstance(given, str | Path) else Configuration(given)
 
 
 def _write(predictor: Any, key: str, setting: str, value: object, lms: Mapping[str, Any]) -> None:  # noqa: ANN401

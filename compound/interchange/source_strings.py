@@ -161,7 +161,11 @@ def _scalars(text: str) -> Iterator[SourceString]:
                 continue
             seen.add(id(node))
             if isinstance(node, yaml.MappingNode):
-                entries = {key.value: value for key, value in node.value if _is_scalar(key)}
+                entries = {
+                    key.value: value
+                    for key, value in node.value
+                    if isinstance(key, yaml.ScalarNode)
+                }
                 own = {"system", "components"} <= entries.keys() and node is root
                 waiting += [] if own or "tune" in entries else entries.values()
             elif isinstance(node, yaml.SequenceNode):
@@ -175,10 +179,6 @@ def _scalars(text: str) -> Iterator[SourceString]:
                         _forms(body) if body and (remove is str or body != node.value) else ()
                     ):
                         yield SourceString(start, end, parts, style.writer(write, node.value, body))
-
-
-def _is_scalar(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode)
 
 
 @dataclass(frozen=True)

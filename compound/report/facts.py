@@ -69,8 +69,7 @@ def summarize(path: str | Path, *, traces: bool = True, record: Record | None = 
     - ``valid``, ``test``: the scores ``before`` and ``after`` with the ``gain``.
     - ``requests``: tokens, cost and seconds of one request ``before`` and ``after``.
     - ``examples``: the compared examples as ``rows``, with inputs, gold, scores and their ``runs``;
-      ``in_full`` of them have the ``calls`` of their runs. ``prompts`` are starts that all requests
-      of a component share, which the messages of calls leave out.
+      ``in_full`` of them have the ``calls`` of their runs.
     - ``candidates``: every configuration that was evaluated; ``None`` if they are not recorded.
     - ``methods``, ``changes``, ``decisions``, ``jobs``, ``components``, ``failures``: rows of the
       report's tables; ``detectable`` the gains that the run can detect.

@@ -7,23 +7,21 @@ test runs record them; train runs of the search count in the remaining costs.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal, NotRequired, TypeVar, cast
 
 from pydantic import TypeAdapter
 
-from compound.core.engine import NO_USAGE, Message, ToolCall
+from compound.core.engine import NO_USAGE
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.state import validated
 from compound.evaluation.acceptance import paired_test
 from compound.evaluation.evaluate import Evaluation, Summary, gain_interval, joint_bounds
-from compound.execution.exchange import Exchange
 from compound.execution.rng import generator
-from compound.execution.trace import Call, CallDocument, TraceDocument, from_json
+from compound.execution.trace import CallDocument, Failure, TraceDocument, whole_amounts
 from compound.graph.configuration import Configuration
 from compound.optimization.runs.directory import (
     as_folder,
@@ -39,7 +37,6 @@ Facts = dict[str, Any]  # JSON types
 Values = TypeVar("Values")
 IN_FULL = 200  # examples to include with their calls
 CHARACTERS = 4_000_000  # of calls and messages to include
-SHARED = 120  # characters; a shorter common start of requests is repeated in each of them
 REASONS = 20  # reasons of failure to list
 GROUPS = ("worse", "better", "failed", "equal")
 SIDES = {"test": ("test_before", "test_after"), "valid": ("before", "incumbent")}
@@ -247,7 +244,6 @@ def read_evidence(record: Record, changed: Collection[str]) -> Facts:
             "counts": {name: sum(r["group"] == name for r in rows) for name in GROUPS},
             "repeats": len(after.rows) // max(1, len(rows)) if after else 1,
             "in_full": _limit(rows),
-            "prompts": _share_starts(rows),
             "rows": rows,
         },
     }
@@ -350,55 +346,31 @@ def _request(
 # --- examples -------------------------------------------------------------------------------------
 
 
-def _run(document: RecordedTrace, changed: Collection[str], *, calls: bool) -> Facts:
-    trace = from_json(document)
-    pairs = zip(document["calls"], trace.calls, strict=True) if calls else ()
+def _run(trace: RecordedTrace, changed: Collection[str], *, calls: bool) -> Facts:
+    usage, seconds = whole_amounts(trace)
     return {
-        "inputs": document["inputs"],
-        "gold": own_gold(document),
-        "outputs": document["outputs"],
-        "failure": _failure(document["failure"]),
-        "feedback": "" if document["failure"] else document["feedback"],
-        "seconds": trace.seconds,
-        "lost": trace.has_lost_requests,
-        **trace.whole_usage.to_json(),
-        "calls": [_call(*pair, changed) for pair in pairs],
+        **{name: trace[name] for name in ("inputs", "outputs", "failure")},
+        "gold": own_gold(trace),
+        "feedback": "" if trace["failure"] else trace["feedback"],
+        "seconds": seconds,
+        "lost": any(map(_has_lost_request, trace["calls"])),
+        **usage.to_json(),
+        "calls": [_call(call, changed) for call in trace["calls"]] if calls else [],
     }
 
 
-def _failure(row: Sequence[str] | None) -> Facts | None:
-    return {"kind": row[0], "message": row[1]} if row else None
+def _has_lost_request(call: CallDocument) -> bool:
+    """Return whether a request may have had no answer; it is charged at its maximum, not at its cost."""
+    failure = call["failure"]
+    return call["attempts"] > 1 or (failure is not None and Failure(*failure).is_transient)
 
 
-def _call(document: CallDocument, call: Call, changed: Collection[str]) -> Facts:
-    names = ("address", "component", "inputs", "outputs", "seconds", "reused", "attempts")
-    in_full = call.component in changed or not changed
-    return {
-        **items_of(document, names),
-        "changed": call.component in changed,
-        "failure": _failure(document["failure"]),
-        **call.usage.to_json(),
-        "exchanges": [*map(_exchange, call.exchanges)] if in_full else [],
-    }
-
-
-def _exchange(exchange: Exchange) -> Facts:
-    return {
-        "model": exchange.model,
-        "messages": [*map(_message, exchange.messages)],
-        "answer": _with_tools(exchange.completion, exchange.tool_calls),
-        "finish_reason": exchange.finish_reason,
-        "prompt": None,  # number of the shared start that precedes the messages
-    }
-
-
-def _message(message: Message) -> Facts:
-    return {"role": message.role, "text": _with_tools(message.text, message.tool_calls)}
-
-
-def _with_tools(text: str, calls: Sequence[ToolCall]) -> str:
-    named = [f"{call.name}({call.arguments})" for call in calls]
-    return "\n".join([*([text] if text or not named else []), *named])
+def _call(call: CallDocument, changed: Collection[str]) -> Facts:
+    """Return a call as it is recorded, without tokens, and with the messages of changed components."""
+    is_changed = call["component"] in changed
+    shown = call.get("exchanges", []) if is_changed or not changed else []
+    kept = {name: value for name, value in call.items() if name != "tokens"}
+    return {**kept, "changed": is_changed, "exchanges": shown}
 
 
 def _limit(rows: Sequence[Facts]) -> int:
@@ -413,51 +385,3 @@ def _limit(rows: Sequence[Facts]) -> int:
         else:
             kept += bool(runs)
     return kept
-
-
-def _share_starts(rows: Sequence[Facts]) -> list[Facts]:
-    """Remove the start that all requests of a component share, such as its demonstrations.
-
-    Returns the starts with component and side; an exchange names its own by its place.
-    """
-    groups: dict[tuple[str, str], list[Facts]] = {}
-    for side, component, exchange in _exchanges(rows):
-        groups.setdefault((component, side), []).append(exchange)
-    found: list[Facts] = []
-    for (component, side), exchanges in groups.items():
-        start = _common_start([exchange["messages"] for exchange in exchanges])
-        if sum(len(message["text"]) for message in start) < SHARED or len(exchanges) < 2:
-            continue
-        for exchange in exchanges:
-            exchange["prompt"] = len(found)
-            own = exchange["messages"][len(start) - 1 :]
-            cut = own[0]["text"].removeprefix(start[-1]["text"])
-            exchange["messages"] = [*([{**own[0], "text": cut}] if cut else []), *own[1:]]
-        found.append({"component": component, "side": side, "messages": start})
-    return found
-
-
-def _exchanges(rows: Sequence[Facts]) -> Iterator[tuple[str, str, Facts]]:
-    for row in rows:
-        for side, run in row["runs"].items():
-            for call in run.get("calls", ()):
-                for exchange in call["exchanges"]:
-                    yield side, call["component"], exchange
-
-
-def _common_start(requests: Sequence[Sequence[Facts]]) -> list[Facts]:
-    """Return the messages that all requests start with; the last one may be a part, whole lines."""
-    start: list[Facts] = []
-    for messages in zip(*requests, strict=False):
-        if len({message["role"] for message in messages}) > 1:
-            break
-        texts = {message["text"] for message in messages}
-        if len(texts) == 1:
-            start.append(dict(messages[0]))
-            continue
-        lines = zip(*(text.splitlines(keepends=True) for text in texts), strict=False)
-        same = takewhile(lambda versions: len({*versions}) == 1, lines)
-        if text := "".join(versions[0] for versions in same):
-            start.append({"role": messages[0]["role"], "text": text})
-        break
-    return start

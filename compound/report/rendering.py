@@ -46,6 +46,7 @@ SHORT = 80  # characters of a value in a table of examples
 CONTEXT = 300  # characters to show at each end of an unchanged passage
 LIMITS = re.compile(r"(.*?) (\[[−\d.,]+, [−\d.,]+\](?:, n = \d+)?)")  # at the end of a cell
 NONE = "–"  # shown for a missing value
+MOMENT = "%Y-%m-%d %H:%M:%S UTC"
 Columns = Mapping[str, str]
 
 
@@ -198,7 +199,7 @@ def _environment(*, html: bool) -> Environment:
         "fenced": fenced,
         "md": escape,
         "mermaid": as_mermaid,
-        "moment": _moment,
+        "moment": lambda at: time.strftime(MOMENT, time.gmtime(at)) if at else "",
         "picture": _picture,
         "plural": plural,
         "quoted": lambda name: f"{json.dumps(name, ensure_ascii=False)}: …",
@@ -236,10 +237,6 @@ def _amount(value: float | None, unit: str) -> str:
 
 def _spelled(values: Mapping[str, object], mark: str = " = ") -> str:
     return ", ".join(f"{name}{mark}{shown(value)}" for name, value in values.items())
-
-
-def _moment(at: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at)) if at else ""
 
 
 def verdict_of(known: str | None, over: Sequence[str], accepted: bool, note: str) -> str:
@@ -316,7 +313,8 @@ def _first(values: Mapping[str, object], limit: int = SHORT) -> str:
 
 def _outcome(run: Mapping[str, Any]) -> str:
     if failure := run.get("failure"):
-        return f"failed: {failure['kind']}: {line(failure['message'], SHORT)}"
+        kind, message = failure
+        return f"failed: {kind}: {line(message, SHORT)}"
     return _first(run.get("outputs", {}))
 
 

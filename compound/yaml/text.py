@@ -11,6 +11,7 @@ import yaml
 from compound.core.errors import DeclarationError
 from compound.yaml.source import BOOL, FLOAT, INT, NOT_FINITE, NULL
 
+_TAG = "tag:yaml.org,2002:"
 # the text does not begin with a space, and no line ends with one
 _BLOCK = re.compile(r"\S(.*\S)?(\n+ *\S(.*\S)?)*\n?\Z")
 _ODD = re.compile(
@@ -81,15 +82,13 @@ def _text(dumper: _Dumper, value: str) -> yaml.Node:
         style = '"'
     elif "\n" in value:
         style = "|"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-def _flow(dumper: _Dumper, value: Flow) -> yaml.Node:
-    return dumper.represent_mapping("tag:yaml.org,2002:map", value, flow_style=True)
+    return dumper.represent_scalar(f"{_TAG}str", value, style=style)
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.add_representer(Flow, _flow)
+_Dumper.add_representer(
+    Flow, lambda dumper, value: dumper.represent_mapping(f"{_TAG}map", value, flow_style=True)
+)
 for _tag, _pattern in (
     ("null", NULL),
     ("bool", BOOL),
@@ -97,8 +96,6 @@ for _tag, _pattern in (
     ("float", FLOAT),
     ("float", NOT_FINITE),
 ):
-    _Dumper.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern.pattern})\Z"), None
-    )
+    _Dumper.add_implicit_resolver(f"{_TAG}{_tag}", re.compile(rf"(?:{_pattern.pattern})\Z"), None)
 # Many YAML readers implement YAML 1.1, where these are booleans: quote them for compatibility.
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?i:yes|no|on|off)\Z"), None)
+_Dumper.add_implicit_resolver(f"{_TAG}bool", re.compile(r"(?i:yes|no|on|off)\Z"), None)

@@ -295,28 +295,16 @@ def test_a_request_takes_what_the_traces_say(runs: Mapping[str, Path]) -> None:
     assert told in terminal_summary(path)
 
 
-def test_messages_of_every_example_are_complete_and_their_start_is_shown_once(
-    runs: Mapping[str, Path],
-) -> None:
+def test_messages_of_every_example_are_complete(runs: Mapping[str, Path]) -> None:
     path = runs["hostile"]
-    found, shown = summarize(path)["examples"], page(path).text
-    assert [(p["component"], p["side"]) for p in found["prompts"]] == [
-        ("answerer", "before"),
-        ("answerer", "after"),
-    ]
-    told = []
-    for row in found["rows"]:
+    shown, told = page(path).text, []
+    for row in summarize(path)["examples"]["rows"]:
         assert f"Question: {row['inputs']['question']}\nAnswer:" in shown
         for run in row["runs"].values():
             (exchange,) = run["calls"][0]["exchanges"]
-            (start,), (own,) = (
-                found["prompts"][exchange["prompt"]]["messages"],
-                exchange["messages"],
-            )
-            told.append(start["text"] + own["text"])
+            told += [message["content"] for message in exchange["messages"]]
     calls = [t["calls"][0]["exchanges"][0] for t in recorded(path) if t["split"] == "test"]
     assert sorted(told) == sorted(exchange["messages"][0]["content"] for exchange in calls)
-    assert shown.count("</style><script>alert(1)</script>") < len(told)
 
 
 def test_a_large_test_set_has_the_calls_of_some_examples_of_each_group(
@@ -361,7 +349,7 @@ def test_failures_are_grouped_and_counted(runs: Mapping[str, Path]) -> None:
     assert any("failed run scores 0.000 and counts in the mean" in note for note in facts["notes"])
     shown = [row for row in facts["examples"]["rows"] if row["group"] == "failed"]
     assert len(shown) == facts["examples"]["counts"]["failed"] == failed.count("test")
-    assert all(row["runs"]["after"]["failure"]["kind"] == "parse" for row in shown)
+    assert all(row["runs"]["after"]["failure"][0] == "parse" for row in shown)
 
 
 def test_nothing_accepted_is_said_and_the_system_stays(runs: Mapping[str, Path]) -> None:
