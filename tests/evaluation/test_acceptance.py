@@ -112,16 +112,6 @@ class TestNoDifference:
 
 
 class TestTrueGain:
-    @pytest.mark.slow
-    def test_a_gain_of_45_points_is_accepted_in_four_of_five_runs(self, tmp_path: Path) -> None:
-        """From 0.40 to 0.85 on 20 examples, in one of three decisions."""
-        found = runs_that_accept(tmp_path, 100, chance=0.85)
-        assert found >= 80
-
-    @pytest.mark.slow
-    def test_a_loss_of_35_points_is_never_accepted(self, tmp_path: Path) -> None:
-        assert runs_that_accept(tmp_path, 15, chance=0.05) == 0
-
     def test_what_was_accepted_is_the_best_and_its_scores_are_told(self, tmp_path: Path) -> None:
         state, times = optimized(tmp_path, 0, chance=0.95)
         assert str(state.best["step.label"]).startswith("0.95")

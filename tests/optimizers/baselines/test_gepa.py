@@ -6,23 +6,19 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compound.api.optimize import run_optimization
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
 from compound.core.errors import CallError, MissingExtra
 from compound.core.example import Example, Score
-from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.gepa import GEPA, GEPASettings
 from compound.optimizers.methods import method
@@ -222,25 +218,6 @@ class TestBudget:
             assert assignment.spent == 8 + 6 * iterations
 
 
-def data() -> Dataset:
-    def split(kind: str, n: int) -> list[dict[str, Any]]:
-        return [{"id": f"{kind}{i}", "question": f"number {i}"} for i in range(n)]
-
-    return Dataset.of(train=split("a", 80), valid=split("b", 40), test=split("c", 40))
-
-
-def whole_run(folder: Path, runs: float, **more: Any) -> Any:
-    return run_optimization(
-        system(),
-        data(),
-        METRIC,
-        OptimizeSettings(method="gepa", budget=BudgetSettings(system_runs=runs)),
-        run_dir=folder,
-        engines={"lm": ScriptedLM(script)},
-        **more,
-    )
-
-
 class TestMethod:
     def test_one_job_has_the_texts_of_all_components(self) -> None:
         first = LLM("one", prompt=Text("x"), demos=Demos(max=2))(question=Input("question", str))
@@ -261,14 +238,3 @@ class TestMethod:
             MissingExtra, match=r"method 'gepa' needs gepa, .*pip install .*\[search\]"
         ):
             method("gepa", system(), OptimizeSettings())
-
-    def test_it_improves_a_system(self, tmp_path: Path) -> None:
-        """The plan is one long job, where shorter ones would leave room for two decisions."""
-        events: list[Any] = []
-        result = whole_run(tmp_path / "run", 360, listener=events.append)
-        (plan,) = [event["plan"] for event in events if event["event"] == "start"]
-        assert plan["decisions"] == result.accepted == 1
-        assert HIDDEN in result.best["answerer.prompt"]
-        assert result.test_before is not None
-        assert result.test_after is not None
-        assert (result.test_before.mean, result.test_after.mean) == (0.2, 0.8)

@@ -21,13 +21,15 @@ from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.mipro import SIZES, Mipro, MIPROSettings
-from compound.optimizers.baselines.mipro_proposer import TIPS
-from compound.optimizers.baselines.mipro_trials import (
+from compound.optimizers.baselines.mipro import (
+    SIZES,
+    Mipro,
+    MIPROSettings,
     Trial,
     plan_trials,
     promising,
 )
+from compound.optimizers.baselines.mipro_proposer import TIPS
 from compound.optimizers.methods import method
 from compound.optimizers.search.proposers.demos import labelled_demos
 from compound.testing import ScriptedLM

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compound.api.optimize import run_optimization
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.core.errors import CallError
 from compound.core.example import Example, Score
-from compound.core.narrowing import entry
-from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.textgrad import (
     TextGrad,
@@ -204,15 +199,6 @@ class TestFailures:
         assert states[-1]["step"] == 12
 
 
-def writer(message: str) -> str:
-    """For OPRO: one level more than the best prompt it is shown."""
-    return (
-        f"<prompt>Level {level_of(message) + 1}.</prompt>"
-        if "new instruction" in message
-        else script(message)
-    )
-
-
 class TestMethods:
     @pytest.mark.parametrize("name", ["opro", "textgrad"])
     def test_every_component_with_a_text_has_a_job_of_its_own(self, name: str) -> None:
@@ -224,23 +210,3 @@ class TestMethods:
             (name, ("one.prompt",)),
             (name, ("three.prompt",)),
         ]
-
-    @pytest.mark.parametrize(("name", "reply"), [("opro", writer), ("textgrad", script)])
-    def test_they_improve_a_system(
-        self, tmp_path: Path, name: str, reply: Callable[[str], str]
-    ) -> None:
-        def data(kind: str, n: int) -> list[dict[str, Any]]:
-            return [{"id": f"{kind}{i}", "question": f"number {i}"} for i in range(n)]
-
-        result = run_optimization(
-            system(),
-            Dataset.of(train=data("a", 120), valid=data("b", 40), test=data("c", 40)),
-            METRIC,
-            OptimizeSettings(method=name, budget=BudgetSettings(system_runs=1200)),
-            run_dir=tmp_path / "run",
-            engines={"lm": ScriptedLM(reply)},
-        )
-        assert result.accepted >= 1
-        assert result.test_after is not None
-        assert result.test_after.mean == 0.9
-        assert level_of(entry(result.best, "answerer.prompt", str)) == 4
