@@ -171,14 +171,7 @@ class OPRO:
     async def _generation(
         self, task: Task, key: str, state: Generations, rows: Sequence[Example]
     ) -> None:
-        own = [(scored.text, scored.mean) for scored in state.history[key]]
-        names = ("opro", key, state.done)
-        order = generator(task.seed, *names).permutation(len(state.exemplars[key]))
-        shown = [state.exemplars[key][i] for i in order[:EXEMPLARS]]
-        seeds = [derive_seed(task.seed, *names, number) for number in range(state.each)]
-        texts = await propose_prompts(
-            task, key, [*tried(task, key), *own], seeds, lm=self.lm, exemplars=shown
-        )
+        texts = await self._write(task, key, state)
         texts = texts[: int(min(len(texts), task.scorer.runs_left // state.size))]
         means = await _means(task, [{**state.best, key: text} for text in texts], rows)
         state.tried += len(texts)
@@ -187,6 +180,25 @@ class OPRO:
         if means and max(means) > state.mean:
             state.mean = max(means)
             state.best = {**state.best, key: texts[means.index(state.mean)]}
+
+    async def _write(self, task: Task, key: str, state: Generations) -> list[str]:
+        """Ask a model for new prompts, each given the same history, and return the distinct new ones."""
+        purpose = outputs_of(task.system.components[component_of(key)])
+        own = [(scored.text, scored.mean) for scored in state.history[key]]
+        history, names = [*tried(task, key), *own], ("opro", key, state.done)
+        order = generator(task.seed, *names).permutation(len(state.exemplars[key]))
+        shown = [state.exemplars[key][i] for i in order[:EXEMPLARS]]
+        known, new = {text for text, _ in history}, list[str]()
+        for number in range(state.each):
+            if not task.scorer.may_ask(self.lm):
+                break
+            seed = derive_seed(task.seed, *names, number)
+            request = prompt_request(purpose, history, seed, shown)
+            text = await ask_for_text(task, key, request, self.lm, known)
+            if text is not None and text not in known:
+                known.add(text)
+                new.append(text)
+        return new
 
 
 async def _means(
@@ -244,56 +256,28 @@ def _plans(each: int, most: int, least: int) -> Iterator[GenerationPlan]:
 
 SHOWN = 20  # earlier prompts in a request, as in the paper
 EXEMPLARS = 3  # maximum number of exemplars in a request, as in the paper
-INTRODUCTION = "Examples of the step's task:"
 
 
 def prompt_request(
-    purpose: str,
-    history: Sequence[Attempt],
-    seed: int,
-    shown: int = SHOWN,
-    exemplars: Sequence[str] = (),
+    purpose: str, history: Sequence[Attempt], seed: int, exemplars: Sequence[str] = ()
 ) -> Request:
     """Return the request for one new prompt."""
     best = sorted(
         dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1]
-    )[-shown:]
+    )[-SHOWN:]
     lines = "\n".join(
         f"<prompt>{text}</prompt> " + ("not scored yet" if score is None else f"score {score:.3f}")
         for text, score in best
     )
-    examples = "\n\n".join(exemplars[:EXEMPLARS])
+    examples = "\n\n".join(exemplars)
     text = (
         f"A language model performs one step of a larger system. The step: {purpose}\n\n"
         f"Instructions tried so far, with their scores (higher is better):\n{lines}\n\n"
-        + (f"{INTRODUCTION}\n{examples}\n\n" if examples else "")
+        + (f"Examples of the step's task:\n{examples}\n\n" if examples else "")
         + "Write one new instruction that is different from all of these and scores higher. "
         "Write it between <prompt> and </prompt>, and nothing else."
     )
     return writing_request(text, seed)
-
-
-async def propose_prompts(
-    task: Task,
-    key: str,
-    history: Sequence[Attempt],
-    seeds: Sequence[int],
-    *,
-    lm: str | None,
-    exemplars: Sequence[str] = (),
-) -> list[str]:
-    """Ask a model for new prompts, each given the same history, and return the distinct new ones."""
-    purpose = outputs_of(task.system.components[component_of(key)])
-    known, new = {text for text, _ in history}, list[str]()
-    for seed in seeds:
-        if not task.scorer.may_ask(lm):
-            break
-        request = prompt_request(purpose, history, seed, exemplars=exemplars)
-        text = await ask_for_text(task, key, request, lm, known)
-        if text is not None and text not in known:
-            known.add(text)
-            new.append(text)
-    return new
 
 
 MOST_KEPT = 24  # exemplars of a component that a job stores

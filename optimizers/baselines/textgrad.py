@@ -261,11 +261,8 @@ class Backward:
         ends = [address for address in self._writers(_ends(trace), calls) if address in needed][
             :MOST
         ]
-        losses = [
-            loss_request(trace, example, calls[address], self.system, self.seed_of("loss", address))
-            for address in ends
-        ]
-        for address, text in zip(ends, await gather(map(self.ask, losses)), strict=True):
+        losses = [(self._of_result(trace, example, calls[end]), "loss", end) for end in ends]
+        for address, text in zip(ends, await self._answers(losses), strict=True):
             feedback[address] = [text] if text else []
 
         found: list[Gradient] = []
@@ -276,29 +273,66 @@ class Backward:
             call, text = calls[address], "\n".join(feedback[address])
             keys = self._keys_of(call)
             earlier = [other for other in read[address] if other in needed]
-            system, prompt, seed_of = self.system, self._prompt_of(call), self.seed_of
-            on_prompts = [
-                prompt_request(
-                    call, self.prompts[key], text, system, seed_of("prompt", address, key)
-                )
+            prompt = self._prompt_of(call)
+            requests = [
+                (self._of_prompt(call, self.prompts[key], text), "prompt", address, key)
                 for key in keys
             ]
-            on_outputs = [
-                output_request(
-                    calls[other], call, prompt, text, system, seed_of("output", address, other)
-                )
+            requests += [
+                (self._of_output(calls[other], call, prompt, text), "output", address, other)
                 for other in earlier
             ]
-            requests = on_prompts + on_outputs
             left -= len(requests)
             if left < 0:
                 break
-            answers = await gather(map(self.ask, requests))
+            answers = await self._answers(requests)
             answered = zip(keys, answers, strict=False)
             found += [Gradient(key, call, answer) for key, answer in answered if answer]
             for other, answer in zip(earlier, answers[len(keys) :], strict=True):
                 feedback.setdefault(other, []).extend([answer] if answer else [])
         return found
+
+    async def _answers(self, asked: Sequence[tuple[str, ...]]) -> list[str | None]:
+        """Send requests, each with its text, its kind and the addresses concerned."""
+        requests = (writing_request(text, self.seed_of(*names)) for text, *names in asked)
+        return await gather(map(self.ask, requests))
+
+    def _of_result(self, trace: Trace, example: Example, call: Call) -> str:
+        component = self.system.components[call.component]
+        expected = f"The expected result: {fields(example.gold)}\n" if example.gold else ""
+        return (
+            f"{_part(component)}\n\n"
+            f"The system read {fields(trace.inputs)}\n"
+            f"The step wrote {fields(call.outputs)}\n"
+            f"The result of the system: {result(trace)}\n{expected}Its score: {verdict(trace)}\n\n"
+            f"What is wrong with the output of the step, {outputs_of(component)}, such "
+            f"that the score was not higher? {_ADVICE} Do not write a new output."
+        )
+
+    def _of_output(self, earlier: Call, call: Call, prompt: str, feedback: str) -> str:
+        written = outputs_of(self.system.components[earlier.component])
+        return (
+            f"{self._conversation(call, prompt, feedback)}\n\n"
+            f"An earlier step, {written}, contributed to what it read:\n"
+            f"<output>{fields(earlier.outputs)}</output>\n\n"
+            f"What is wrong with the output of the earlier step, such that the feedback arose? {_ADVICE} "
+            "Do not write a new output."
+        )
+
+    def _of_prompt(self, call: Call, prompt: str, feedback: str) -> str:
+        return (
+            f"{self._conversation(call, prompt, feedback)}\n\n"
+            f"What is wrong with the instruction, such that the feedback arose? {_ADVICE} "
+            "It will be used again for other inputs. Do not write a new instruction."
+        )
+
+    def _conversation(self, call: Call, prompt: str, feedback: str) -> str:
+        part = _part(self.system.components[call.component])
+        return (
+            f"{part}\n\nIts instruction:\n<prompt>{prompt}</prompt>\n\n"
+            f"{read_and_written(call, self.system)}\n\n"
+            f"Feedback on what it wrote:\n<feedback>{feedback}</feedback>"
+        )
 
     def _writers(self, addresses: Sequence[str], calls: Mapping[str, Call]) -> list[str]:
         """Return the calls with prompts that produced the values of calls, through calls without a prompt."""
@@ -375,44 +409,6 @@ def _writers(system: System, sources: Sequence[Source]) -> set[str]:
 _ADVICE = "Give specific criticism, in a few sentences; if it is already good, say so."
 
 
-def loss_request(trace: Trace, example: Example, call: Call, system: System, seed: int) -> Request:
-    """Return the request for feedback on an output, given the result of the run and its score."""
-    expected = f"The expected result: {fields(example.gold)}\n" if example.gold else ""
-    text = (
-        f"{_part(system.components[call.component])}\n\n"
-        f"The system read {fields(trace.inputs)}\n"
-        f"The step wrote {fields(call.outputs)}\n"
-        f"The result of the system: {result(trace)}\n{expected}Its score: {verdict(trace)}\n\n"
-        f"What is wrong with the output of the step, {outputs_of(system.components[call.component])}, such "
-        f"that the score was not higher? {_ADVICE} Do not write a new output."
-    )
-    return writing_request(text, seed)
-
-
-def output_request(
-    earlier: Call, call: Call, prompt: str, feedback: str, system: System, seed: int
-) -> Request:
-    """Return the request for feedback on a call's output, given that on the output of a later call."""
-    text = (
-        f"{_conversation(call, prompt, feedback, system)}\n\n"
-        f"An earlier step, {outputs_of(system.components[earlier.component])}, contributed to what it read:\n"
-        f"<output>{fields(earlier.outputs)}</output>\n\n"
-        f"What is wrong with the output of the earlier step, such that the feedback arose? {_ADVICE} "
-        "Do not write a new output."
-    )
-    return writing_request(text, seed)
-
-
-def prompt_request(call: Call, prompt: str, feedback: str, system: System, seed: int) -> Request:
-    """Return the request for feedback on a prompt, given the feedback on the output of one call with it."""
-    text = (
-        f"{_conversation(call, prompt, feedback, system)}\n\n"
-        f"What is wrong with the instruction, such that the feedback arose? {_ADVICE} It will be used again "
-        "for other inputs. Do not write a new instruction."
-    )
-    return writing_request(text, seed)
-
-
 def rewrite_request(
     component: Component,
     prompt: str,
@@ -447,11 +443,4 @@ def rewrite_request(
 def _part(component: Component) -> str:
     return (
         f"A language model performs one step of a larger system. The step: {outputs_of(component)}"
-    )
-
-
-def _conversation(call: Call, prompt: str, feedback: str, system: System) -> str:
-    return (
-        f"{_part(system.components[call.component])}\n\nIts instruction:\n<prompt>{prompt}</prompt>\n\n"
-        f"{read_and_written(call, system)}\n\nFeedback on what it wrote:\n<feedback>{feedback}</feedback>"
     )
