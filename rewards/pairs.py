@@ -229,13 +229,6 @@ def _is_certain(system: System, trace: Trace, address: str) -> bool:
     )
 
 
-def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    found: dict[str, Candidate] = {}
-    for candidate in candidates:
-        found.setdefault(canonical_json(to_readable_json(candidate.outputs)), candidate)
-    return tuple(found.values())
-
-
 def expected_cost(system: System, component: str, sampling: Sampling) -> float:
     """Estimate the system runs for the pairs of a component, per input of the system.
 
@@ -314,7 +307,10 @@ class _Work:
         call = trace.call(address)
         further = await self._further(example, trace, address)
         drawn = [candidate for candidate in further if candidate is not None]
-        candidates = _distinct([Candidate(call.outputs), *drawn])
+        distinct: dict[str, Candidate] = {}
+        for candidate in (Candidate(call.outputs), *drawn):
+            distinct.setdefault(canonical_json(to_readable_json(candidate.outputs)), candidate)
+        candidates = [*distinct.values()]
         kept = [*candidates]
         if len(candidates) > 1 and (is_last or len(drawn) == len(further)):
             kept = await self._rewarded(example, trace, address, candidates, is_last)

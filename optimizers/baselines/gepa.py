@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compound.core.engine import Request
 from compound.core.errors import BudgetExhausted, MissingExtra, TooManyFailures
 from compound.core.example import Example
 from compound.core.loops import gather
@@ -436,29 +435,18 @@ class Answers:
     async def _rewrite(self, item: Reflection, number: int) -> str | None:
         if not item.records:
             return None
+        from gepa.strategies.instruction_proposal import InstructionProposalSignature as Form
+
+        def parse(reply: str) -> str:
+            return str(Form.output_extractor(reply.strip())["new_instruction"])
+
+        given = {
+            "current_instruction_doc": item.text,
+            "dataset_with_feedback": item.records,
+            "prompt_template": None,
+        }
         seed = derive_seed(self._task.seed, "gepa", number)
-        request = reflection_request(item.text, item.records, seed)
-        new = await ask_for_text(
-            self._task, item.key, request, self._settings.lm, [item.text], parse_instruction
-        )
+        request = writing_request(Form.prompt_renderer(given), seed, MAX_TOKENS)
+        known, lm = [item.text], self._settings.lm
+        new = await ask_for_text(self._task, item.key, request, lm, known, parse)
         return None if new == item.text else new
-
-
-def reflection_request(text: str, records: Sequence[Record], seed: int) -> Request:
-    """Return the library's request for a better version of a text, given records of runs."""
-    from gepa.strategies.instruction_proposal import InstructionProposalSignature as Form
-
-    given = {
-        "current_instruction_doc": text,
-        "dataset_with_feedback": records,
-        "prompt_template": None,
-    }
-    return writing_request(Form.prompt_renderer(given), seed, MAX_TOKENS)
-
-
-def parse_instruction(reply: str) -> str:
-    """Return the text between code fences in a reply; the whole reply without fences."""
-    from gepa.strategies.instruction_proposal import InstructionProposalSignature as Form
-
-    text: str = Form.output_extractor(reply.strip())["new_instruction"]
-    return text

@@ -167,9 +167,6 @@ class Mipro:
             else []
         )
 
-    def _trials(self, parameters: int) -> int:
-        return self.settings.trials or trials_for(parameters, SIZES[self.settings.auto][0])
-
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect demonstrations, write instructions, choose among them jointly, and propose the best."""
         pool, examples = split(task)
@@ -224,7 +221,7 @@ class Mipro:
             shown |= await _demonstrations(task, others, rows)
         parameters = len(text_keys(task)) + len(sets)
         plan = plan_trials(
-            self._trials(parameters),
+            self.settings.trials or trials_for(parameters, count + 1),
             MINIBATCH,
             SIZES[self.settings.auto][1],
             least=task.minibatch,

@@ -294,13 +294,16 @@ def exemplars(
 
     If the metric does not compare the component's output, an exemplar shows that with the run's score.
     """
+    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
     shown = []
     for trace in traces:
         calls = [call for call in trace.calls_of(component.name) if call.failure is None]
         if trace.failure is None and calls and trace.example in examples:
-            expected = _expected(metric, examples[trace.example])
-            is_judged = _is_judged(system, metric, calls[0])
-            shown.append(_exemplar(calls[0], trace, component, expected, is_judged))
+            example = examples[trace.example]
+            accepted = metric.accepted(example) if isinstance(metric, Comparison) else []
+            given = fields({"answer": accepted[0]}).removeprefix("answer: ") if accepted else None
+            is_judged = isinstance(source, Output) and source.node.name == calls[0].node
+            shown.append(_exemplar(calls[0], trace, component, given, is_judged))
     return list(dict.fromkeys(shown))[:MOST_KEPT]
 
 
@@ -314,13 +317,3 @@ def _exemplar(
         f"Input: {read}\nOutput: {fields(call.outputs)}\nScore of the run: {trace.score or 0.0:.3f}"
     )
     return text if expected is None else f"{text}\nRight result of the whole system: {expected}"
-
-
-def _expected(metric: Metric, example: Example) -> str | None:
-    accepted = metric.accepted(example) if isinstance(metric, Comparison) else []
-    return fields({"answer": accepted[0]}).removeprefix("answer: ") if accepted else None
-
-
-def _is_judged(system: System, metric: Metric, call: Call) -> bool:
-    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
-    return isinstance(source, Output) and source.node.name == call.node

@@ -230,7 +230,7 @@ def stop_if_undecidable(context: RunContext) -> None:
     else:
         # a second look may add examples, on which the change gains most if they score the minimum
         further = min(len(context.problem.further), len(scores)) * [bounds[0]]
-        level = _highest_level(context)
+        level = _level(context, highest=True)
         if further and _smallest_p([*scores, *further], bounds) <= level * (1 - FIRST_SHARE):
             return
         level *= FIRST_SHARE if further else 1.0
@@ -251,14 +251,6 @@ def stop_if_undecidable(context: RunContext) -> None:
 
 def _smallest_p(scores: Sequence[float], bounds: Bounds) -> float:
     return bounded_p(bounds[1] - np.array(scores), bounds)
-
-
-def _highest_level(context: RunContext) -> float:
-    """Return the highest level of a later decision: that of the last one, if the others make no test."""
-    search, planned = context.search, context.budget.plan.decisions
-    tested = [number not in search.skipped for number in range(1, search.decisions + 1)]
-    untested = [False] * (planned - search.decisions - 1)
-    return decision_level(context.problem.settings.alpha, planned, [*tested, *untested])
 
 
 def _margin(context: RunContext) -> float:
@@ -371,11 +363,16 @@ def _scores_before(before: Evaluation, after: Evaluation) -> list[float]:
     ]
 
 
-def _level(context: RunContext) -> float:
-    """Return the level of the current decision; those without a proposal left theirs to the later ones."""
-    search = context.search
-    tested = [number not in search.skipped for number in range(1, search.decisions)]
-    return decision_level(context.problem.settings.alpha, context.budget.plan.decisions, tested)
+def _level(context: RunContext, *, highest: bool = False) -> float:
+    """Return the level of the current decision, or the highest one of a later decision.
+
+    Decisions without a proposal leave theirs to the later ones, in the second case all but the last.
+    """
+    search, planned = context.search, context.budget.plan.decisions
+    number = search.decisions + highest
+    tested = [each not in search.skipped for each in range(1, number)]
+    tested += [False] * (planned - number) if highest else []
+    return decision_level(context.problem.settings.alpha, planned, tested)
 
 
 def _end_idle_round(context: RunContext) -> None:
