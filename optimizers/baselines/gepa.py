@@ -86,14 +86,6 @@ Record = Mapping[str, str]  # the description of one run for a reflection
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Scores of texts on examples, and the records of each run by key; empty if unknown."""
-
-    scores: list[float]
-    records: Sequence[Mapping[str, Record]] = ()
-
-
-@dataclass(frozen=True)
 class Evaluate:
     """Asks for the scores of texts on examples."""
 
@@ -111,13 +103,6 @@ class Reflection:
 
 
 @dataclass(frozen=True)
-class Rewrite:
-    """Asks for several rewritten texts; the answer is ``None`` where there is none."""
-
-    items: Sequence[Reflection]
-
-
-@dataclass(frozen=True)
 class Proceed:
     """Asks whether to continue, and describes the progress."""
 
@@ -127,10 +112,10 @@ class Proceed:
     mean: float
 
 
-Question = Evaluate | Rewrite | Proceed
-
-
-Ask = Callable[[Question], Any]  # answers a question: `Scored`, new texts, or whether to continue
+Question = Evaluate | list[Reflection] | Proceed
+# answers a question: scores with the records of each run by key (none if unknown); new texts, `None`
+# where there is none; or whether to continue
+Ask = Callable[[Question], Any]
 
 
 class _Key(str):
@@ -154,9 +139,10 @@ class _Adapter:
     ) -> EvaluationBatch:
         from gepa.core.adapter import EvaluationBatch
 
-        answer = self.ask(Evaluate({str(key): text for key, text in candidate.items()}, batch))
-        scores = [score + self.lift for score in answer.scores]
-        return EvaluationBatch(scores, scores, list(answer.records) or [{} for _ in scores])
+        texts = {str(key): text for key, text in candidate.items()}
+        scores, records = self.ask(Evaluate(texts, batch))
+        scores = [score + self.lift for score in scores]
+        return EvaluationBatch(scores, scores, list(records) or [{} for _ in scores])
 
     def make_reflective_dataset(
         self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, keys: Sequence[str]
@@ -171,7 +157,7 @@ class _Adapter:
         keys: Sequence[str],
     ) -> dict[str, str]:
         asked = [Reflection(str(key), candidate[key], dataset[key]) for key in keys]
-        texts = zip(keys, self.ask(Rewrite(asked)), strict=True)
+        texts = zip(keys, self.ask(asked), strict=True)
         return {key: text for key, text in texts if text is not None}
 
 
@@ -384,7 +370,7 @@ class Answers:
         """Whether answers were given beyond the replayed ones."""
         return self._given > self._known
 
-    async def answer(self, question: Evaluate | Rewrite) -> Scored | list[str | None]:
+    async def answer(self, question: Evaluate | list[Reflection]) -> object:
         """Return the next answers to a question; replayed scores have no records."""
         place = self._given
         if isinstance(question, Evaluate):
@@ -395,11 +381,11 @@ class Answers:
                 self.all.append(found)
             scores = self.all[place]
             assert isinstance(scores, Scores)  # as recorded for the same question
-            return Scored(scores.scores, records)
-        self._given += len(question.items)
+            return scores.scores, records
+        self._given += len(question)
         if place == len(self.all):
             self.all += await gather(
-                self._rewrite(item, place + number) for number, item in enumerate(question.items)
+                self._rewrite(item, place + number) for number, item in enumerate(question)
             )
         answers = self.all[place : self._given]
         return [answer for answer in answers if not isinstance(answer, Scores)]

@@ -228,14 +228,14 @@ def merged_run(*, lowest: bool = False) -> str:
     log: list[str] = []
 
     def ask(question: Any) -> Any:
-        if isinstance(question, module.Rewrite):
-            return [f"{item.text}+{len(log)}" for item in question.items]
+        if isinstance(question, list):
+            return [f"{item.text}+{len(log)}" for item in question]
         if isinstance(question, module.Proceed):
             return question.iterations < 80
         texts, examples = question.texts, question.examples
         log.append(f"{len(examples)} {sorted(texts.items())}")
         records = [{key: {"Score": "0"} for key in texts} for _ in examples]
-        return module.Scored(rank(texts, examples), records)
+        return rank(texts, examples), records
 
     def rank(texts: Any, examples: Any) -> list[float]:
         """Half of the Pareto set is right, always; of a minibatch, any part."""
