@@ -212,14 +212,10 @@ def outlook(problem: Problem) -> dict[str, Any]:
             for job, runs, candidates in found
         ],
         "told": [
-            *_sizes(problem),
-            *_fewer_decisions(problem, plan),
-            *_unknown_bounds(problem),
+            *_warnings(problem, plan),
             *([problem.earlier.told] if problem.earlier.told else []),
             *problem.method.proposers,
-            *_untried(problem, found),
-            *_detectable(problem, plan, found),
-            *_compared(problem, found),
+            *_prospects(problem, plan, found),
         ],
     }
 
@@ -272,37 +268,28 @@ def _detection(problem: Problem, level: float) -> dict[str, Any]:
     }
 
 
-def _sizes(problem: Problem) -> Iterator[str]:
+def _warnings(problem: Problem, plan: BudgetPlan) -> Iterator[str]:
+    """Yield lines on small splits, fewer decisions than wanted, and a metric without bounds."""
     settings, n = problem.settings, len(problem.valid)
+    examples = plural(n, "validation example")
     for role, rows in (("train", problem.train), ("valid", problem.valid), ("test", problem.test)):
         size = getattr(settings, f"{role}_size")
         is_given = isinstance(size, int) and f"{role}_size" in settings.model_fields_set
         if is_given and 0 < len(rows) < size:
-            yield (
-                f"optimize.{role}_size is {size}, but the {role} split has {plural(len(rows), 'row')}: "
-                "all rows are used"
-            )
+            count = plural(len(rows), "row")
+            yield f"optimize.{role}_size is {size}, but the {role} split has {count}: all rows are used"
     # another number if the split is smaller, or a resumed run keeps its examples
     if settings.valid_size == "auto" and n < VALID_SIZES[1] and n == settings.valid_examples:
-        yield (
-            f"{plural(n, 'validation example')} are used, so that half of the "
-            f"{settings.budget.system_runs:g} system runs is left for the search (optimize.valid_size)"
-        )
-
-
-def _fewer_decisions(problem: Problem, plan: BudgetPlan) -> Iterator[str]:
-    settings, n = problem.settings, len(problem.valid)
+        runs = f"{settings.budget.system_runs:g} system runs"
+        yield f"{examples} are used, so that half of the {runs} is left for the search (optimize.valid_size)"
     wanted = settings.iterations if problem.method.decisions is None else problem.method.decisions
     possible = most_decisions(n, settings.alpha, bounded=has_bounds(problem))
     if plan.decisions >= possible and wanted > possible:
         yield (
-            f"{plural(n, 'validation example')} can show an improvement in at most "
-            f"{plural(possible, 'decision')} at alpha={settings.alpha:g}: {wanted} need at least "
-            f"{least_improved(settings.alpha / wanted)} (optimize.valid_size)"
+            f"{examples} can show an improvement in at most {plural(possible, 'decision')} at "
+            f"alpha={settings.alpha:g}: {wanted} need at least {least_improved(settings.alpha / wanted)} "
+            "(optimize.valid_size)"
         )
-
-
-def _unknown_bounds(problem: Problem) -> Iterator[str]:
     if not has_bounds(problem):
         yield (
             f"metric {problem.metric.name!r} declares no bounds: decisions use a sign-flip and a t-test, "
@@ -311,24 +298,20 @@ def _unknown_bounds(problem: Problem) -> Iterator[str]:
         )
 
 
-def _untried(problem: Problem, found: Sequence[Prospect]) -> Iterator[str]:
+def _prospects(problem: Problem, plan: BudgetPlan, found: Sequence[Prospect]) -> Iterator[str]:
+    """Yield lines on what the jobs cannot try, the gains that decisions detect, and the candidates."""
     limit = problem.settings.budget.system_runs
     keys = [key for job, runs, candidates in found if 0 in (runs, candidates) for key in job.keys]
     if keys:
         budget = "" if limit is None else f" with optimize.budget.system_runs={limit:g}"
         advice = "raise the budget, or lower optimize.valid_size"
         yield f"cannot be tried{budget}: {', '.join(keys)}; {advice}"
-
-
-def _detectable(problem: Problem, plan: BudgetPlan, found: Sequence[Prospect]) -> Iterator[str]:
     facts, margins = _detection(problem, plan.level), {job.margin for job, _, _ in found}
     n, gain = plural(facts["examples"], "validation example"), facts["detectable_gain"]
     if 0.0 in margins:
         found_gain = "no gain is" if gain is None else f"a mean gain of {gain:.2f} or more is"
         sizes = facts["examples_needed"].items()
-        needed = [
-            f"{count} for {size}" for size, count in sizes if (count or 0) > len(problem.valid)
-        ]
+        needed = [f"{n} for {size}" for size, n in sizes if (n or 0) > len(problem.valid)]
         more = f"; for smaller gains, use more examples: {', '.join(needed)}" if needed else ""
         yield (
             f"with {n}, {found_gain} supported with a probability of {POWER:.0%}, in "
@@ -336,14 +319,10 @@ def _detectable(problem: Problem, plan: BudgetPlan, found: Sequence[Prospect]) -
         )
     for margin in sorted(margins - {0.0}):
         yield f"{n}: a loss of up to {margin:g} of the score is accepted for fewer tokens (margin)"
-
-
-def _compared(problem: Problem, found: Sequence[Prospect]) -> Iterator[str]:
-    each = "; ".join(
-        f"{job.optimizer} {plural(count, 'candidate')} ({', '.join(job.keys)})"
-        for job, _, count in found
-        if count
-    )
-    if each:
-        budget = "" if problem.settings.budget.system_runs is None else "with this budget "
+    compared = [(job, plural(count, "candidate")) for job, _, count in found if count]
+    if compared:
+        each = "; ".join(
+            f"{job.optimizer} {count} ({', '.join(job.keys)})" for job, count in compared
+        )
+        budget = "" if limit is None else "with this budget "
         yield f"{budget}each job can compare on train examples: {each}"
