@@ -373,8 +373,7 @@ async def evaluate_all(
     )
     total = len(examples) * len(samples)
     collectors = [
-        _Collector(executor, rules, total, len(samples), on_trace, _retrievers(system))
-        for system in systems
+        _Collector(executor, rules, total, len(samples), on_trace, system) for system in systems
     ]
     in_order = _InOrder(collectors, WINDOW * rules.concurrency)
     waiting = iter(enumerate(jobs))
@@ -498,7 +497,7 @@ class _Collector:
         total: int,
         samples: int,
         on_trace: OnTrace | None,
-        retrievers: frozenset[str],
+        system: System,
     ) -> None:
         self._executor = executor
         self._rules = rules
@@ -506,7 +505,10 @@ class _Collector:
         self._samples = samples
         self._on_trace = on_trace
         self._failures: Counter[str] = Counter()
-        self._retrievers = retrievers
+        components = (node.component for node in system.all_nodes())
+        self._retrievers = frozenset(
+            c.name for c in components if c.kind == "retriever" and "passages" in c.outputs
+        )
         # by component, and whether it found passages
         self._searches: Counter[tuple[str, bool]] = Counter()
         self.rows: list[ScoredRun] = []
@@ -561,13 +563,6 @@ class _Collector:
                     f"{ONE_LANGUAGE}",
                     stacklevel=2,
                 )
-
-
-def _retrievers(system: System) -> frozenset[str]:
-    components = (node.component for node in system.all_nodes())
-    return frozenset(
-        c.name for c in components if c.kind == "retriever" and "passages" in c.outputs
-    )
 
 
 def raise_too_many_failures(

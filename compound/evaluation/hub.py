@@ -89,12 +89,9 @@ def _files(name: str, subset: str | None, splits: Sequence[str]) -> dict[str, li
     if not found and subset is None and (part := _only_subset(name)) is not None:
         found = copied(part)
     folders = ("", "data/") if subset is None else (f"{subset}/", f"data/{subset}/")
-    return found or _download(name, None, {split: _own_names(folders, split) for split in splits})
-
-
-def _own_names(folders: Sequence[str], split: str) -> list[str]:
     endings = ("-*-of-*.parquet", ".parquet", *(end for end in EXTENSIONS if end != ".parquet"))
-    return [f"{folder}{split}{ending}" for folder in folders for ending in endings]
+    names = [f"{folder}{{}}{ending}" for folder in folders for ending in endings]
+    return found or _download(name, None, {s: [n.format(s) for n in names] for s in splits})
 
 
 def _download(
@@ -117,16 +114,13 @@ def _download(
     for split, of_split in patterns.items():
         files = next((files for pattern in of_split if (files := sorted(folder.glob(pattern)))), [])
         if files:
+            # entries of the cache, which is trusted, are links to their content
+            kept = [(file.resolve(), file.relative_to(folder)) for file in files]
             found[split] = [
-                _cached_file(file, f"{HUB}{name}/{file.relative_to(folder)}") for file in files
+                DataFile(UntrustedFolder(f.parent, error=DataError), f.name, f"{HUB}{name}/{shown}")
+                for f, shown in kept
             ]
     return found
-
-
-def _cached_file(path: Path, shown: str) -> DataFile:
-    """Return a file of the hub's cache, which is trusted: entries are links to their content."""
-    kept = path.resolve()
-    return DataFile(UntrustedFolder(kept.parent, error=DataError), kept.name, shown)
 
 
 def _only_subset(name: str) -> str | None:

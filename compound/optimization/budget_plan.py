@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from compound.evaluation.metrics.custom import bounds_hint
 from compound.execution.budget import MARGIN, Budget, Meter
 from compound.execution.schedule import setting_values
 from compound.graph.call_counts import count_calls
-from compound.graph.component import Component, Output
+from compound.graph.component import Output
 from compound.graph.composite import Composite
 from compound.graph.configuration import component_of
 from compound.graph.space import Choice, Float, Int
@@ -143,28 +143,19 @@ def planned_job_runs(problem: Problem, prices: Prices) -> float:
 
 def stochastic(system: System) -> bool:
     """Return whether two samples of one example can differ, under this or another configuration."""
-    return any(
-        not component.deterministic({**values, **change})
-        for component in system.components.values()
-        for values in [setting_values(component, system)]
-        for change in [{}, *_extremes(component), *_wired(component, system)]
-    )
-
-
-def _extremes(component: Component) -> Iterator[dict[str, Any]]:
-    """Yield extreme values of each parameter: a temperature that starts at 0 may be changed."""
-    for name, space in component.parameters.items():
-        if isinstance(space, Choice):
-            yield from ({name: option} for option in space.options)
-        elif isinstance(space, Int | Float):
-            yield from ({name: space.low}, {name: space.high})
-
-
-def _wired(component: Component, system: System) -> Iterator[dict[str, Any]]:
-    """Yield a value for each wired setting: its actual value is unknown, so a nonzero one is assumed."""
-    for node in system.all_nodes():
-        if node.component is component:
-            yield from ({name: 1} for name in node.wires if name in component.settings)
+    for component in system.components.values():
+        values, changes = setting_values(component, system), list[dict[str, Any]]([{}])
+        for name, space in component.parameters.items():
+            if isinstance(space, Choice):
+                changes += [{name: option} for option in space.options]
+            elif isinstance(space, Int | Float):
+                changes += [{name: space.low}, {name: space.high}]
+        for node in system.all_nodes():  # the value of a wired setting is unknown, so not 0
+            if node.component is component:
+                changes += [{name: 1} for name in node.wires if name in component.settings]
+        if not all(component.deterministic({**values, **change}) for change in changes):
+            return True
+    return False
 
 
 def usable_runs(share: float, free: float, needed: float, *, tried: bool) -> float:

@@ -333,7 +333,10 @@ class Search:
             new = await self._rewritten(parent, scored[leader] if means[leader] > 0 else None)
             new += await self._chosen_for_each_input(parent)
             if self.guided:
-                new += self._unknown([self._combined(model, parent, self._options())])
+                combined = self._combined(model, parent, self._options())
+                every = [incumbent_values(task), *(each.values for each in state.candidates)]
+                is_known = canonical_json(combined) in map(canonical_json, every)
+                new += [] if is_known else [combined]
             proposed = len(new)
             taken = [*(candidate.values for candidate in state.candidates), *new]
             new += combinations(task, taken, state.levels, known[leader], rng)
@@ -401,13 +404,6 @@ class Search:
             points = [values, *({**values, **each} for each in own)]
             values = points[int(np.argmax(model.means(points)))]
         return values
-
-    def _unknown(self, found: Sequence[Values]) -> list[Values]:
-        """Return values that are neither the incumbent's nor a candidate's."""
-        candidates = (candidate.values for candidate in self.state.candidates)
-        known = [incumbent_values(self.task), *candidates]
-        names = {canonical_json(values) for values in known}
-        return [values for values in found if canonical_json(values) not in names]
 
     def _explores(self) -> bool:
         if self.state.runs is None:

@@ -59,7 +59,7 @@ def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...
     """
     stored = read_json(path, "config.json")
     _check_format(path, stored)
-    before, after = _flat(stored), _flat(config)
+    before, after = dict(_items(stored, "")), dict(_items(config, ""))
     metric = before.get("metric")
     if isinstance(metric, str):  # that of 0.3.0 contains a hint with the function's old name
         before["metric"] = metric.replace("'cp.custom(", "'cp.metrics.custom(")
@@ -168,10 +168,6 @@ def _is_place(key: str, config: Mapping[str, Any]) -> bool:
     """Return whether a key is the path of a stored folder, which may differ: only its content matters."""
     holder, _, last = key.rpartition(".")
     return last == "path" and f"{holder}.sha256" in config
-
-
-def _flat(value: object) -> dict[str, object]:
-    return dict(_items(value, ""))
 
 
 def _items(value: object, prefix: str) -> Iterator[tuple[str, object]]:

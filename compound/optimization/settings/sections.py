@@ -233,7 +233,10 @@ def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
             return f"method {name!r} has no settings"
         return suggest_name(name, model.model_fields)
     section, *path = parents
-    chosen = dict(itertools.pairwise(path)).get("loss") or _usual_loss(root, section)
+    losses = model_at(root, [section]).model_fields.get("loss")
+    default = losses.get_default(call_default_factory=True) if losses else None
+    usual = str(getattr(default, "name", "grpo"))
+    chosen = dict(itertools.pairwise(path)).get("loss") or usual
     prefixes = sorted(WITHIN, key=lambda prefix: not f"{'.'.join(path)}.".startswith(prefix or "-"))
     for prefix in prefixes if name in SYNONYMS else ():
         now = f"{section}.{prefix}{SYNONYMS[name].replace(LOSS, chosen)}"
@@ -257,12 +260,6 @@ def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     if near and near[0] in inner:
         return f"did you mean {'.'.join((*path, *inner[near[0]]))}?"
     return suggest_name(name, model.model_fields)
-
-
-def _usual_loss(root: type[BaseModel], section: str) -> str:
-    field = model_at(root, [section]).model_fields.get("loss")
-    default = field.get_default(call_default_factory=True) if field else None
-    return str(getattr(default, "name", "grpo"))
 
 
 def _inner(
