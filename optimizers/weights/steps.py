@@ -13,12 +13,12 @@ import math
 import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from compound.core.example import Example
 from compound.core.storage.artifacts import Reference
@@ -27,7 +27,7 @@ from compound.execution.rng import generator
 from compound.optimization.method import ROLLOUTS, Proposal, Task
 from compound.optimizers.weights.learner.excerpts import TokenTexts, choose_groups, describe_groups
 from compound.optimizers.weights.learner.losses import ClippedLoss
-from compound.optimizers.weights.learner.samples import Sample, samples_from_json, samples_to_json
+from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.trainer import Saved
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe
 
@@ -119,23 +119,15 @@ class StepBatch:
 
     def write(self, folder: Path) -> None:
         """Write the batch to a file in ``folder``; `read` restores every number exactly."""
-        credited = self.credited
-        found = {
-            "samples": samples_to_json(credited.samples),
-            "scores": list(credited.scores),
-            "credit": dict(credited.facts),
-            "facts": dict(self.facts),
-            "version": self.version,
-        }
+        kept = replace(self, credited=replace(self.credited, answers=()))
+        found = TypeAdapter(StepBatch).dump_python(kept)
         (folder / DRAWN).write_text(json.dumps(found) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> StepBatch:
         """Read a batch from a folder that `write` wrote to."""
         found = json.loads((folder / DRAWN).read_text(encoding="utf-8"))
-        samples = samples_from_json(found["samples"])
-        credited = CreditedSamples(samples, found["scores"], found["credit"])
-        return cls(credited, found["facts"], found["version"])
+        return TypeAdapter(StepBatch).validate_python(found)
 
 
 class StepPlan:

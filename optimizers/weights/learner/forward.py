@@ -85,7 +85,7 @@ def forward(
     empty = torch.zeros(mask.shape, dtype=torch.float32, device=states.device)
     if not logps:
         return ForwardPass(empty, empty, states, mask)
-    targets = _padded([s.tokens.sampled for s in samples], states.device)
+    targets = padded([s.tokens.sampled for s in samples], states.device)
     sampled = mask.bool()
     layer = OutputLayer.of(model, temperature)
     allowed = _allowed(samples, constraints, states.device) if constraints is not None else None
@@ -130,14 +130,14 @@ def _states(model: PreTrainedModel, samples: Sequence[Sample], *, packed: bool) 
         unused = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=model.device)
         how = {"attention_mask": unused, "position_ids": pack.places[None], "pack": pack}
     else:
-        ids, how = _padded(list(rows), model.device), {}
+        ids, how = padded(list(rows), model.device), {}
         indices = list(torch.arange(ids.numel()).view(ids.shape))
     states = _decoder(model)(input_ids=ids, use_cache=False, **how).last_hidden_state
     index_of = {
         id(s): index for index, own in zip(indices, rows.values(), strict=True) for s in own
     }
     wanted = [index_of[id(s)][(n := len(s.tokens.prompt) - 1) : n + s.length] for s in samples]
-    found: Tensor = states.flatten(0, 1)[_padded(wanted, model.device)]
+    found: Tensor = states.flatten(0, 1)[padded(wanted, model.device)]
     return found
 
 
@@ -146,13 +146,14 @@ def _decoder(model: PreTrainedModel) -> torch.nn.Module:
     return model.base_model if model.base_model is not model else model.model
 
 
-def _padded(rows: Sequence[Sequence[int] | Tensor], device: torch.device) -> Tensor:
+def padded(
+    rows: Sequence[Sequence[float] | Tensor], device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return rows of numbers, padded on the right with 0; by default they are integers."""
     import torch
 
-    padded = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.as_tensor(row)
-    return padded.to(device)
+    host = [torch.as_tensor(row, dtype=dtype or torch.long) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(host, batch_first=True).to(device)  # copied once
 
 
 # -- output layer --------------------------------------------------------------------------------

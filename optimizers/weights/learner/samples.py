@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from compound.core.engine import TokenRecord, token_ids
 from compound.optimization.settings.base import Settings
@@ -58,29 +58,23 @@ class Sample:
         return self.tokens.finish_reason == "length"
 
 
+_SAMPLES = TypeAdapter(list[Sample])
+
+
 def samples_to_json(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Return samples as JSON, in which every number is exact."""
-    return [{**_fields(sample), "tokens": _fields(sample.tokens)} for sample in samples]
-
-
-def samples_from_json(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """Return the samples that `samples_to_json` returned as JSON, which has lists for tuples."""
-    found = []
-    for row in rows:
-        tokens = row["tokens"]
-        ids = {name: token_ids(tokens[name]) for name in ("prompt", "sampled")}
-        found.append(
-            Sample(**_tuples({**row, "tokens": TokenRecord(**_tuples({**tokens, **ids}))}))
-        )
+    found: list[dict[str, Any]] = _SAMPLES.dump_python(list(samples))
     return found
 
 
-def _fields(record: Sample | TokenRecord) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
-def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+def samples_from_json(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """Return the samples that `samples_to_json` returned as JSON."""
+    found = []
+    for sample in _SAMPLES.validate_python(rows):
+        tokens = sample.tokens
+        prompt, sampled = token_ids(tokens.prompt), token_ids(tokens.sampled)
+        found.append(replace(sample, tokens=replace(tokens, prompt=prompt, sampled=sampled)))
+    return found
 
 
 def probe_sample(tokens: Sequence[int], *, prompt: int = 1, answer: int | None = None) -> Sample:

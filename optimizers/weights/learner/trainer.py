@@ -7,6 +7,7 @@ micro-batches.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,7 +33,7 @@ from compound.optimizers.weights.learner.batching import (
     per_token,
 )
 from compound.optimizers.weights.learner.excerpts import choose_groups
-from compound.optimizers.weights.learner.forward import ForwardPass
+from compound.optimizers.weights.learner.forward import ForwardPass, padded
 from compound.optimizers.weights.learner.losses import (
     ClippedLoss,
     ImitationObjective,
@@ -268,7 +269,9 @@ class Trainer:
         ran = self.passes.run(model, batch, entropy_grad=entropy > 0, temperature=temperature)
         if not counts:
             return 0.0 * ran.logps.sum(), ran
-        old = _rows(old_logps, batch, ran.mask) if old_logps else ran.logps.detach()
+        old = ran.logps.detach()
+        if old_logps:
+            old = _padded([old_logps[id(s)] for s in batch], ran.mask)
         advantages, divergence = ran.mask, None
         if policy is not None:
             advantages = _padded([s.advantages for s in batch], ran.mask)
@@ -280,7 +283,8 @@ class Trainer:
         terms = losses.per_token_loss(self.loss, ran.logps, old, advantages, ran.mask)
         monitor.add_logps(batch, ran.logps, old)
         if policy is not None and reference:
-            divergence = losses.kl(ran.logps, _rows(reference, batch, ran.mask), ran.mask)
+            base = _padded([reference[id(s)] for s in batch], ran.mask)
+            divergence = losses.kl(ran.logps, base, ran.mask)
             terms = terms + policy.beta * divergence
         if entropy:
             terms = terms - entropy * ran.entropies
@@ -429,35 +433,26 @@ def _stored(reference: Reference, folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _rows(known: Logps, batch: Batch, like: Tensor) -> Tensor:
-    import torch
-
-    rows = torch.zeros_like(like)
-    for i, sample in enumerate(batch):
-        rows[i, : sample.length] = known[id(sample)][: sample.length]
-    return rows
-
-
 def _sampler_logps(batch: Batch, old: Tensor, mask: Tensor) -> Tensor:
     """Return the sampler's log-probabilities; the trainer's own for samples without any."""
-    logps = old.clone()
-    known = [i for i, s in enumerate(batch) if len(s.tokens.logprobs) == s.length]
-    if known:
-        logps[known] = _padded([batch[i].tokens.logprobs for i in known], mask[known])
-    return logps
+    missing = (math.nan,)
+    known = [
+        s.tokens.logprobs if len(s.tokens.logprobs) == s.length else missing * s.length
+        for s in batch
+    ]
+    found = _padded(known, mask)
+    return found.where(~found.isnan(), old)
 
 
 def _weight(batch: Batch, weight_of: Mapping[int, float], mask: Tensor) -> Tensor:
     return _padded([(weight_of[id(s)],) for s in batch], mask[:, :1])
 
 
-def _padded(rows: Sequence[Sequence[float]], like: Tensor) -> Tensor:
+def _padded(rows: Sequence[Sequence[float] | Tensor], like: Tensor) -> Tensor:
     import torch
 
-    padded = torch.zeros(like.shape, dtype=like.dtype)  # filled on the host, and copied once
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.tensor(row, dtype=padded.dtype)
-    return padded.to(like.device)
+    found = padded(rows, like.device, like.dtype)
+    return torch.nn.functional.pad(found, (0, like.shape[1] - found.shape[1]))
 
 
 def _short(version: str) -> str:
