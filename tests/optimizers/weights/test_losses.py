@@ -1,11 +1,9 @@
-"""Losses: hand-computed numbers on two samples of up to three tokens, and TRL's own loss as the oracle."""
+"""Losses: hand-computed numbers on two samples of up to three tokens. In test_trainer, TRL is the oracle."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from math import exp
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +16,10 @@ from compound.optimizers.weights.learner.losses import (
     ClippedLoss,
     ImitationLoss,
     diagnostic_sums,
-    importance_weights,
     kl,
     per_token_loss,
     sample_weights,
 )
-from numerics import rounding
 
 LONGEST = 4  # a completion could have had
 Loss = ClippedLoss | ImitationLoss
@@ -145,154 +141,6 @@ def test_what_stands_in_the_padding_never_matters(variant: str, junk: float) -> 
     assert found.item() == expected.item()
     torch.testing.assert_close(dirty.grad, clean.grad, rtol=0, atol=0)
     assert kl(dirty, OLD.masked_fill(padding, -junk), MASK)[1, 2] == 0
-
-
-TRL_LOSSES = ["grpo", "dr_grpo", "dapo"]
-
-
-def tiny_model(
-    seed: int, lengths: tuple[int, ...] = (5, 2, 4, 1), vocabulary: int = 7
-) -> dict[str, Any]:
-    """Logits for every token, and a batch that another policy sampled; fp32."""
-    rng = torch.Generator().manual_seed(seed)
-    width = max(lengths)
-    logits = torch.randn(len(lengths), width, vocabulary, generator=rng)
-    tokens = torch.randint(vocabulary, (len(lengths), width), generator=rng)
-
-    def logps(shift: float) -> torch.Tensor:
-        moved = logits + shift * torch.randn(logits.shape, generator=rng)
-        return moved.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-
-    return {
-        "logits": logits,
-        "tokens": tokens,
-        "mask": (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long(),
-        "old": logps(0.6),
-        "reference": logps(0.6),
-        "advantages": torch.tensor([1.2, -0.7, -1.4, 0.0][: len(lengths)]),
-        "ratio": torch.rand(len(lengths), width, generator=rng) + 0.5,
-    }
-
-
-def chosen_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-
-
-def by_trl(
-    model: dict[str, Any], variant: str, clip: ClippedLoss, beta: float, correct: bool
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, list[float]]]:
-    """TRL's loss, its gradient with respect to the logits, and what it logs; the model is a table of logits."""
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
-    logits = model["logits"].clone().requires_grad_()
-    metrics: dict[str, Any] = {"train": defaultdict(list)}
-    trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (
-            chosen_logps(logits, model["tokens"]),
-            torch.zeros(model["tokens"].shape),
-            None,
-        ),
-        args=SimpleNamespace(
-            delta=None,
-            use_bias_correction_kl=False,
-            steps_per_generation=1,
-        ),
-        epsilon_low=1 - clip.bounds[0],
-        epsilon_high=clip.bounds[1] - 1,
-        loss_type=variant,
-        importance_sampling_level="token",
-        beta=beta,
-        use_vllm=correct,
-        vllm_importance_sampling_correction=correct,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        max_completion_length=LONGEST + 5,
-        current_gradient_accumulation_steps=1,
-        accelerator=SimpleNamespace(
-            num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x
-        ),
-        model=SimpleNamespace(training=True),
-        aux_loss_enabled=False,
-        _entropy_bonus_enabled=False,
-        _metrics=metrics,
-    )
-    empty = torch.zeros(len(logits), 0, dtype=torch.long)
-    inputs = {
-        "prompt_ids": empty,
-        "prompt_mask": empty,
-        "completion_ids": model["tokens"],
-        "completion_mask": model["mask"],
-        "advantages": model["advantages"],
-        "old_per_token_logps": model["old"],
-        "ref_per_token_logps": model["reference"],
-        "num_items_in_batch": model["mask"].sum(),
-    }
-    if correct:
-        inputs["importance_sampling_ratio"] = model["ratio"]
-    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
-    loss.backward()
-    return loss.detach(), logits.grad, metrics["train"]
-
-
-def by_us(
-    model: dict[str, Any], variant: str, clip: ClippedLoss, beta: float, correct: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = model["logits"].clone().requires_grad_()
-    logps = chosen_logps(logits, model["tokens"])
-    advantages = model["advantages"]
-    if correct:
-        sampler = model["old"] - model["ratio"].log()
-        advantages = advantages[:, None] * importance_weights(model["old"], sampler, model["mask"])
-    losses = per_token_loss(clip, logps, model["old"], advantages, model["mask"])
-    losses = losses + beta * kl(logps, model["reference"])
-    weights = torch.tensor(sample_weights(variant, model["mask"].sum(-1).tolist(), LONGEST + 5))
-    loss = (losses * model["mask"] * weights[:, None]).sum()
-    loss.backward()
-    return loss.detach(), logits.grad
-
-
-def agree(
-    ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor, Any]
-) -> None:
-    assert theirs[1].abs().max() > 1e-3  # there is a gradient to agree on
-    # The terms of the loss are of size 1, and cancel; those of its gradient do not.
-    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=rounding(1.0, depth=8))
-    largest = float(theirs[1].abs().max())
-    torch.testing.assert_close(ours[1], theirs[1], rtol=0, atol=rounding(largest, depth=8))
-
-
-TIGHT = ClippedLoss(clip=0.1, clip_high=0.28)
-
-
-@pytest.mark.parametrize(("clip", "beta"), [(ClippedLoss(), 0.0), (TIGHT, 0.04)])
-@pytest.mark.parametrize("variant", TRL_LOSSES)
-def test_trl_agrees(variant: str, clip: ClippedLoss, beta: float) -> None:
-    for seed in range(2):
-        model = tiny_model(seed)
-        agree(
-            by_us(model, variant, clip, beta, False),
-            by_trl(model, variant, clip, beta, False),
-        )
-
-
-@pytest.mark.parametrize("variant", TRL_LOSSES)
-def test_weights_folded_into_advantages_are_trls_correction(variant: str) -> None:
-    model = tiny_model(5)
-    agree(
-        by_us(model, variant, TIGHT, 0.04, True),
-        by_trl(model, variant, TIGHT, 0.04, True),
-    )
-
-
-def test_trl_counts_the_same_tokens_as_cut() -> None:
-    clip, model = ClippedLoss(clip=0.05, clip_high=0.1), tiny_model(7)
-    logged = by_trl(model, "dapo", clip, 0.0, False)[2]
-    logps = chosen_logps(model["logits"], model["tokens"])
-    found = means(diagnose(clip, logps, model["old"], model["advantages"], model["mask"]))
-    assert logged["clip_ratio/low_mean"] == [pytest.approx(found["low"])]
-    assert logged["clip_ratio/high_mean"] == [pytest.approx(found["high"])]
-    assert found["low"] > 0
-    assert found["high"] > 0
 
 
 def test_diagnostics_by_hand() -> None:
