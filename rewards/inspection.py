@@ -99,14 +99,6 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Accuracy of a head at an iteration."""
-
-    iteration: int
-    accuracy: Accuracy
-
-
-@dataclass(frozen=True)
 class HeadView:
     """Recorded facts on a component's reward."""
 
@@ -128,7 +120,6 @@ class HeadView:
     measure: str
     labels: tuple[str, ...]
     weights: tuple[Weight, ...]  # the weights of the named features, largest first
-    history: tuple[Judged, ...]  # the cross-validated accuracy each time the rewards were fitted
     local: LocalUse | None = None  # the use of the reward in the last joint search
     # the accuracy of the stored reward, if the others are of the reward that a search used
     stored: Accuracy | None = None
@@ -264,7 +255,6 @@ class Inspection:
             measure=measure,
             labels=labels,
             weights=self.weights(component),
-            history=self.history(component),
             local=self._use(component),
         )
 
@@ -291,15 +281,6 @@ class Inspection:
         )
         found = [Weight(n, reward.slope * float(w)) for n, w, soft in columns if w and not soft]
         return tuple(sorted(found, key=lambda weight: -abs(weight.value)))
-
-    def history(self, component: str) -> tuple[Judged, ...]:
-        """Return the last recorded accuracy of each iteration."""
-        found: dict[int, Accuracy] = {}
-        for facts in self._facts():
-            accuracies = facts.get("accuracy") or {}
-            if component in accuracies:
-                found[int(facts["iteration"])] = Accuracy(**accuracies[component])
-        return tuple(Judged(iteration, found[iteration]) for iteration in sorted(found))
 
     def overview(self) -> Overview:
         """Return all recorded facts on the local rewards."""

@@ -146,7 +146,6 @@ def inspect_search_reward(inspection: Inspection, component: str) -> SearchRewar
         points=tuple(replace(point, local=scale * point.local) for point in points),
         correlation=None if math.isnan(correlation) else correlation,
         weights=tuple(Weight(w.feature, scale * w.value, scale * w.prior) for w in weights),
-        history=(),
         stored=inspection.reward(component).accuracy,
     )
     return SearchReward(head, accuracy(first, names) if first else NO_PAIRS, tuple(judged))

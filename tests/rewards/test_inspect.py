@@ -198,7 +198,6 @@ class TestInspection:
         ).overview()
         (head,) = overview.heads
         assert (head.jobs, head.steered, head.why) == (2, 1, "too often wrong")
-        assert [(j.iteration, j.accuracy.mean) for j in head.history] == [(1, 0.55), (2, 0.55)]
         assert [(m.component, m.why, m.pairs) for m in overview.missing] == [("other", "dull", 0)]
 
 
@@ -298,7 +297,6 @@ class TestFigures:
             margins=(),
             points=(),
             weights=(),
-            history=(),
             error=None,
             correlation=None,
         )
