@@ -10,15 +10,19 @@ from pydantic import Field
 
 from compound.core.formatting import plural
 from compound.core.storage.state import State
+from compound.evaluation.evaluate import Evaluation
+from compound.evaluation.metrics.scoring import metric_lms
 from compound.execution.rng import generator
 from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Choice, Float, Int
 from compound.optimization.method import Task
+from compound.optimization.prices import estimate_prices
 
 ATTEMPTS = 6  # per candidate, since duplicates are dropped
 COMBINATIONS = 256  # of values, from which new candidates are chosen
 DRAWS = 16  # random numbers of a range too large to enumerate
 OPTIONS = 64  # random combinations of the values of one component
+VARIANTS = 16  # random values of free parameters, for each candidate
 
 Values = dict[str, object]
 
@@ -127,6 +131,35 @@ def _another(task: Task, key: str, levels: Sequence[object], rng: np.random.Gene
     return options[rng.integers(len(options))]
 
 
+def free_keys(task: Task) -> list[str]:
+    """Return the parameters that no counted call depends on: their values can be compared at no run.
+
+    A condition may depend on a parameter and have skipped a call so far, so that the graph counts
+    as well. A metric that asks a model would be asked about every new output.
+    """
+    if not task.scorer.has_free_repeats or metric_lms(task.context.metric):
+        return []
+    estimated = estimate_prices(task.system)
+    return [key for key in task.keys if not task.prices.keys([key]) + estimated.keys([key])]
+
+
+def free_variants(
+    task: Task,
+    base: Values,
+    keys: Sequence[str],
+    levels: Mapping[str, Sequence[object]],
+    rng: np.random.Generator,
+) -> list[Values]:
+    """Return ``base`` with random values of some parameters; each of these may keep its own."""
+    return [
+        {
+            **base,
+            **{k: _another(task, k, levels.get(k, ()), rng) for k in keys if rng.random() < 0.5},
+        }
+        for _ in range(VARIANTS)
+    ]
+
+
 def values_of(
     component: str,
     task: Task,
@@ -151,6 +184,13 @@ class SearchCandidate(State):
     rows: list[int] = Field(default_factory=list)
     differences: list[float] = Field(default_factory=list)  # its scores minus the incumbent's
     failed: list[int] = Field(default_factory=list)
+    variant: bool = False  # of another candidate, with other values of free parameters
+
+
+def failed_on(evaluation: Evaluation, rows: Sequence[int]) -> list[int]:
+    """Return the examples on which a candidate failed."""
+    pairs = zip(rows, evaluation.rows, strict=True)
+    return [row for row, run in pairs if run.failure is not None]
 
 
 class LocalCell(State):
@@ -210,6 +250,17 @@ class JointProgress(State):
         return [
             (values, {row: score for row, score in scores.items() if row not in failed})
             for values, scores, failed in found
+        ]
+
+    def record(
+        self, candidate: SearchCandidate, evaluation: Evaluation, rows: Sequence[int]
+    ) -> None:
+        """Add the scores of a candidate on some examples that the incumbent was scored on."""
+        candidate.rows += rows
+        candidate.failed += failed_on(evaluation, rows)
+        candidate.differences += [
+            score - self.scores[str(row)]
+            for row, score in zip(rows, evaluation.scores, strict=True)
         ]
 
     def usable(self, candidate: SearchCandidate, rows: Iterable[int]) -> list[int]:

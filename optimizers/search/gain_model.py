@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -39,6 +39,8 @@ AMPLITUDES = (
 SINGLE_SHARES = (0.9, 0.5)  # of the prior variance, due to single values
 PRIOR_SAMPLES = 2.0  # weight of the scores' variance in the estimate of the noise
 LOCAL_AMPLITUDE, LOCAL_SD = 0.1, 0.5  # median of that of local rewards, and sd of its logarithm
+# correlation of the noise of two configurations that differ in free parameters only
+SHARED_NOISE = 0.8
 JITTER = 1e-9  # relative to the diagonal of a covariance with noise
 # of results: the last bits differ between processors, which would break ties differently
 DIGITS = 9
@@ -94,6 +96,9 @@ class GainModel:
     observations: Sequence[Observation]
     score_variance: float  # variance of the scores of single runs, a prior estimate of the noise
     slopes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # parameters that no call of a model depends on: configurations that differ in these only have
+    # the same calls, and most of their noise in common
+    free: Collection[str] = ()
 
     @cached_property
     def noise(self) -> float:
@@ -104,7 +109,11 @@ class GainModel:
         own = [
             observation for observation in self.observations if observation.component == component
         ]
-        squares = sum(observation.squares for observation in own)
+        groups = self._groups(own)
+        squares = sum(
+            observation.squares / (1 - SHARED_NOISE if group == 0 else 1)
+            for observation, group in zip(own, groups, strict=True)
+        )
         freedom = sum(observation.n - 1 for observation in own)
         prior = 1.0 if component else 2 * max(self.score_variance, JITTER)  # two independent scores
         return (squares + PRIOR_SAMPLES * prior) / (freedom + PRIOR_SAMPLES)
@@ -163,7 +172,11 @@ class GainModel:
         return found
 
     def _noise_covariance(self, observations: Sequence[Observation]) -> Vector:
-        """Return the covariance of observed gains around the true ones; the incumbent's noise is shared."""
+        """Return the covariance of the observed gains around the true ones.
+
+        Half of the noise of a difference is the incumbent's, which all differences on an example
+        share; `SHARED_NOISE` of each half is that of the calls.
+        """
         found = np.zeros((len(observations), len(observations)))
         for name in {observation.component for observation in observations}:
             place = [i for i, o in enumerate(observations) if o.component == name]
@@ -172,8 +185,22 @@ class GainModel:
             for weights, observation in zip(seen, own, strict=True):
                 weights[list(observation.rows)] = 1 / observation.n
             each = np.array([1 / observation.n for observation in own])
-            found[np.ix_(place, place)] = noise / 2 * (seen @ seen.T + np.diag(each))
+            common, shared = seen @ seen.T, 0.0 if name or not self.free else SHARED_NOISE
+            if shared:
+                groups = np.array(self._groups(own))
+                same, start = groups[:, None] == groups[None, :], (groups == 0).astype(float)
+                common = common * (1 + shared * (same - start[:, None] - start[None, :]))
+            found[np.ix_(place, place)] = noise / 2 * (common + (1 - shared) * np.diag(each))
         return found
+
+    def _groups(self, observations: Sequence[Observation]) -> list[int]:
+        """Return the group of each observation with the same calls; that of the incumbent is 0."""
+        if not self.free:
+            return [-1] * len(observations)
+        found: dict[str, int] = {}
+        points = [self.incumbent, *(observation.values for observation in observations)]
+        fixed = [{k: x for k, x in point.items() if k not in self.free} for point in points]
+        return [found.setdefault(canonical_json(each), len(found)) for each in fixed][1:]
 
     def predict(self, points: Sequence[Values], component: str = "") -> tuple[Vector, Vector]:
         """Return the means of the gains of some configurations, and their covariance."""
@@ -207,13 +234,18 @@ class GainModel:
         return _relative(np.mean(tables, axis=0)), _relative(np.exp(-differences))
 
     def _table(self, key: str, points: Sequence[Values]) -> Vector:
-        names = [canonical_json(point[key]) for point in points]
+        names = [_name(point[key]) for point in points]
         distinct = {name: point[key] for name, point in zip(names, points, strict=True)}
         place = {name: number for number, name in enumerate(distinct)}
         rows = [place[name] for name in names]
         return np.asarray(
             similarities(self.spaces[key], list(distinct.values()))[np.ix_(rows, rows)]
         )
+
+
+def _name(value: object) -> Hashable:
+    """Return a key of a value; encoding thousands of numbers and texts as JSON would take long."""
+    return (type(value), value) if isinstance(value, str | int | float) else canonical_json(value)
 
 
 def similarities(space: Space, values: Sequence[object]) -> Vector:

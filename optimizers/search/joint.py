@@ -6,6 +6,10 @@ candidates and the incumbent on a few further examples: the leader, new texts th
 after reading the leader's failing runs, and the candidates that a draw from the model's posterior
 ranks highest (Thompson sampling). The last part of the budget goes to known candidates alone.
 
+Parameters that no model call depends on, such as weights of rankings that are merged at the end,
+cost no system runs: each step also scores its candidates with other values of these, on examples
+that they were scored on.
+
 Where local rewards save runs (`compound.optimizers.search.local_gains`), each step also evaluates
 values of single components without the components after them. With a model that writes prompts, or
 with local rewards, each step has other examples; otherwise, every candidate starts on the first
@@ -18,6 +22,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -37,6 +42,9 @@ from compound.optimizers.search.candidates import (
     balanced_design,
     changed_values,
     combinations,
+    failed_on,
+    free_keys,
+    free_variants,
     incumbent_values,
     options_of,
     values_of,
@@ -60,6 +68,10 @@ FINALISTS = 3  # candidates of a step where local rewards are trusted, without a
 LOCAL = 4.0  # runs of local evaluations for each run of a step, where local rewards are certain
 LOCAL_BESIDE_WRITER = 1.0  # the same with a writer, which reads whole runs
 MOST_PASSES = 16  # of local evaluations in a step
+FREE_PASSES = 2  # over other values of free parameters in a step, for as many candidates each
+# examples of each of them; and of all of them, relative to those of the other candidates: functions
+# and metrics cost no runs, but time
+MOST_REPEATED, FREE_SHARE = 16, 2.0
 FEWEST = 0.5  # of a minibatch: examples of a step, at least
 EVALUATIONS = 3  # minibatches of a step with a writer: few candidates on more examples
 # first texts of each kind for each prompt; reflections also in each step
@@ -108,6 +120,7 @@ class JointSearch:
             search = Search(task, self.sources, rows, local, state)
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
         while search.state.field and search.state.steps < MOST_STEPS and await search.score_block():
+            await search.score_variants()
             await search.evaluate_locally()
             best = await search.choose_field()
             yield Progress(search.state.to_json(), search.state.note(best))
@@ -237,24 +250,12 @@ class Search:
             evaluations = await task.scorer.score(
                 [*([{}] if free else []), *(c.values for c in field)], part
             )
-            failed = [
-                [
-                    row
-                    for row, run in zip(rows, evaluation.rows, strict=True)
-                    if run.failure is not None
-                ]
-                for evaluation in evaluations
-            ]
+            failed = [failed_on(evaluation, rows) for evaluation in evaluations]
             if free:
                 state.scores |= dict(zip(map(str, rows), evaluations.pop(0).scores, strict=True))
                 state.failed = sorted({*state.failed, *failed.pop(0)})
-            for candidate, evaluation, own in zip(field, evaluations, failed, strict=True):
-                candidate.rows += rows
-                candidate.failed += own
-                candidate.differences += [
-                    score - state.scores[str(row)]
-                    for row, score in zip(rows, evaluation.scores, strict=True)
-                ]
+            for candidate, evaluation in zip(field, evaluations, strict=True):
+                state.record(candidate, evaluation, rows)
                 scores += evaluation.scores
                 spent, new = spent + evaluation.system_runs, new + len(rows)
             scores += [state.scores[str(row)] for row in rows]
@@ -287,6 +288,46 @@ class Search:
                 paid, known = paid + cost, known | set(rows)
                 plan[number] = rows
         return plan
+
+    async def score_variants(self) -> None:
+        """Score the candidates of the step with other values of parameters that cost no system runs."""
+        task, state, free = self.task, self.state, self._free
+        for turn in range(FREE_PASSES if free else 0):
+            sizes = {True: 0, False: 0}
+            for known in state.candidates:
+                sizes[known.variant] += len(known.rows)
+            enough = sizes[True] >= FREE_SHARE * sizes[False]
+            if enough or not self._explores() or task.scorer.runs_left < 1:
+                return
+            rng = generator(task.seed, "free", state.steps, turn)
+            start = SearchCandidate(
+                values=incumbent_values(task), rows=[*map(int, state.scores)], failed=state.failed
+            )
+            every = [incumbent_values(task), *(known.values for known in state.candidates)]
+            seen = set(map(canonical_json, every))
+            pool: dict[str, tuple[int | None, Values, list[int]]] = {}
+            for number in (None, *state.field):
+                base = start if number is None else state.candidates[number]
+                # failures are not cached
+                rows = [row for row in base.rows if row not in base.failed][:MOST_REPEATED]
+                values = free_variants(task, base.values, free, state.levels, rng) if rows else []
+                for each in values:
+                    pool.setdefault(canonical_json(each), (number, each, rows))
+            found = [place for name, place in pool.items() if name not in seen]
+            points = [values for _, values, _ in found]
+            drawn = self._model().draw(points, rng) if points else np.zeros(0)
+            for i in np.argsort(-drawn, kind="stable")[: state.width]:
+                number, values, rows = found[i]
+                candidate = SearchCandidate(values=values, parent=number, variant=True)
+                task.note_origin(values, *state.origin_of(candidate))
+                examples = [self.rows.scored[row] for row in rows]
+                (evaluation,) = await task.scorer.score([values], examples)
+                state.record(candidate, evaluation, rows)
+                state.candidates.append(candidate)
+
+    @cached_property
+    def _free(self) -> list[str]:
+        return free_keys(self.task)
 
     async def evaluate_locally(self) -> None:
         """Evaluate values of single components, for more runs the more the local rewards are trusted."""
@@ -419,7 +460,12 @@ class Search:
             slopes = self.local.slopes
         spaces = {key: self.task.system.parameters[key] for key in self.task.keys}
         return GainModel(
-            spaces, incumbent_values(self.task), observations, self.state.variance, slopes
+            spaces,
+            incumbent_values(self.task),
+            observations,
+            self.state.variance,
+            slopes,
+            self._free,
         )
 
     # -- result ------------------------------------------------------------------------------------------

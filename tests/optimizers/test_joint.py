@@ -6,18 +6,30 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from benchmarks.simulated.systems import Simulated, world
-from compound import LLM, Choice, Demos, Example, Float, Input, Int, System, Text, optimize
+from compound import (
+    LLM,
+    Choice,
+    Demos,
+    Example,
+    Float,
+    Function,
+    Input,
+    Int,
+    System,
+    Text,
+    optimize,
+)
 from compound.ext import Progress, Proposal, Task
 from compound.graph.space import Space
-from compound.metrics import custom
+from compound.metrics import custom, rubric
 from compound.optimizers.baselines.random import RandomSearch
-from compound.optimizers.search.candidates import balanced_design
+from compound.optimizers.search.candidates import balanced_design, free_keys
 from compound.optimizers.search.gain_model import GainModel, Observation, similarities
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.sources import CandidateSources
@@ -239,3 +251,80 @@ def test_an_edit_without_effect_is_not_proposed(job: Any, seed: int) -> None:
     assert proposal.values == {"answerer.max_tokens": 3}
     edited = [c["values"]["answerer.prompt"] for c in states[-1]["candidates"] if c["rows"]]
     assert any(text != prompt.value for text in edited)
+
+
+class TestFreeParameters:
+    """Numbers that no model call depends on: their values cost no runs."""
+
+    BEST: ClassVar = {"a": 0.8, "b": 0.3, "c": 0.6, "d": 0.1}
+
+    def system(self) -> System:
+        def weigh(answer: str, a: float, b: float, c: float, d: float) -> float:
+            pairs = zip((a, b, c, d), self.BEST.values(), strict=True)
+            distance = max(abs(number - best) for number, best in pairs)
+            return (1 - distance) ** 2 * len(answer) / 16
+
+        node = LLM("answerer", prompt=Text("Answer the question."))(question=Input("question", str))
+        numbers: Any = {
+            name: Float(0.0, 1.0, value=round(1 - x, 1)) for name, x in self.BEST.items()
+        }
+        return System("weighed", {"y": Function("weigh", weigh, **numbers)(answer=node)}, lm="lm")
+
+    def job(self, job: Any, system: System, **options: Any) -> Any:
+        score = custom(lambda outputs, example: outputs["y"], "score", bounds=(0, 1))
+        rows = [Example(f"e{i}", {"question": f"what is {i}"}) for i in range(60)]
+        answers = ScriptedLM(
+            lambda text: "x" * (1 + len(text) % 7 + int(re.findall(r"\d", text)[-1]))
+        )
+        return job(system, score, rows, lambda: answers, **options)
+
+    def test_they_are_tuned_beside_the_prompt_at_no_run(self, job: Any) -> None:
+        """Without their variants, the mean distance is 0.08."""
+        distances = []
+        for seed in range(5):
+            made = self.job(job, self.system(), share=40, seed=seed)
+            states, proposal = made.run(JointSearch(CandidateSources(("edits",))))
+            assert made.spent <= 40
+            assert sum(each["variant"] for each in states[-1]["candidates"]) > 40
+            found = [abs(proposal.values[f"weigh.{name}"] - x) for name, x in self.BEST.items()]
+            distances.append(max(found))
+        assert np.mean(distances) < 0.05
+
+    def test_a_search_resumes_within_them(self, job: Any) -> None:
+        made = self.job(job, self.system(), share=24)
+        made.check_resume(lambda: JointSearch(CandidateSources(("edits",))))
+
+    def test_a_threshold_of_a_later_call_is_not_free(self, job: Any) -> None:
+        """Its values may let calls run that no run has made yet."""
+
+        def doubt(answer: str, least: float) -> bool:
+            return len(answer) < 100 * least
+
+        node = LLM("answerer", prompt="Answer.")(question=Input("question", str))
+        doubts = Function("doubt", doubt, least=Float(0.0, 1.0, value=0.0))(answer=node)
+        again = LLM("again", prompt="Answer well.")(question=node, when=doubts)
+        system = System("escalating", {"y": node, "again": again}, lm="lm")
+        assert free_keys(self.job(job, system).task) == []
+        assert free_keys(self.job(job, self.system()).task) == [
+            f"weigh.{name}" for name in self.BEST
+        ]
+
+    def test_a_metric_that_asks_a_model_makes_nothing_free(self, job: Any) -> None:
+        judge = rubric("y", "lm", {"correct": "The answer is true."})
+        rows = [Example(f"e{i}", {"question": "what"}) for i in range(4)]
+        assert free_keys(job(self.system(), judge, rows).task) == []
+
+
+def test_configurations_with_the_same_calls_share_most_of_their_noise() -> None:
+    """By hand: 4 rows, noise 1; the configurations have equal calls, which are not the incumbent's."""
+    space = {"a.x": Choice(0, 1), "b.y": Float(0.0, 1.0)}
+    seen = [Observation({"a.x": 1, "b.y": y}, 0.0, 3.0, (0, 1, 2, 3)) for y in (0.2, 0.4)]
+    start = {"a.x": 0, "b.y": 0.0}
+    fitted = GainModel(space, start, seen, score_variance=0.5, free=["b.y"])
+    expected = [[0.25, 0.125 * 1.8], [0.125 * 1.8, 0.25]]
+    assert fitted._noise_covariance(seen) == pytest.approx(np.array(expected) * fitted.noise)
+    own = [Observation({"a.x": 0, "b.y": y}, 0.0, 0.6, (0, 1, 2, 3)) for y in (0.2, 0.4)]
+    fitted = GainModel(space, start, own, score_variance=0.5, free=["b.y"])
+    expected = [[0.25 * 0.2, 0.125 * 0.2], [0.125 * 0.2, 0.25 * 0.2]]
+    assert fitted._noise_covariance(own) == pytest.approx(np.array(expected) * fitted.noise)
+    assert fitted.noise == pytest.approx(1.0)
