@@ -23,6 +23,7 @@ from compound.core.security.limits import OUTPUT_DEPTH
 from compound.core.security.sanitize import sanitize_text
 from compound.core.storage.records import is_deep
 from compound.execution.schedule import Mark
+from compound.execution.sender import Attempt
 from compound.graph.component import Input, Value, check_name, merge_addresses
 from compound.graph.composite import Composite, RunBody
 from compound.graph.configuration import digest
@@ -267,7 +268,11 @@ class ExternalAgent(Composite):
         running = asyncio.ensure_future(work)  # type: ignore[call-overload]  # a coroutine
         try:
             async with asyncio.timeout(self.run_timeout) as timer:
-                session.on_busy = _Clock(timer).pause
+                clock = Attempt()
+                clock.timer = timer
+                session.on_busy = lambda busy: (
+                    None if timer.expired() else clock.pause() if busy else clock.resume()
+                )
                 await asyncio.wait({running, session.fatal}, return_when=asyncio.FIRST_COMPLETED)
                 if session.fatal.done():
                     await asyncio.wait({running}, timeout=GRACE)
@@ -339,25 +344,6 @@ class ExternalAgent(Composite):
                     ) from None
             found[name] = value
         return found
-
-
-class _Clock:
-    """Stops the clock of a time limit while requests are answered."""
-
-    def __init__(self, timer: asyncio.Timeout) -> None:
-        self._timer = timer
-        self._left = 0.0
-
-    def pause(self, busy: bool) -> None:
-        """Stop or restart the clock."""
-        loop = asyncio.get_running_loop()
-        if self._timer.expired():
-            return
-        if busy:
-            self._left = (self._timer.when() or loop.time()) - loop.time()
-            self._timer.reschedule(None)
-        else:
-            self._timer.reschedule(loop.time() + self._left)
 
 
 def _body(name: str, prompts: Sequence[AgentPrompt]) -> System:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
@@ -58,12 +58,12 @@ class Budget:
 
     def share(self, part: float) -> Budget:
         """Return this budget with all limits except ``system_runs`` scaled; counts are rounded down."""
-        return Budget(
-            system_runs=self.system_runs,
-            calls=None if self.calls is None else int(self.calls * part),
-            tokens=None if self.tokens is None else int(self.tokens * part),
-            cost=None if self.cost is None else self.cost * part,
-            minutes=None if self.minutes is None else self.minutes * part,
+        return replace(
+            self,
+            calls=self.calls and int(self.calls * part),
+            tokens=self.tokens and int(self.tokens * part),
+            cost=self.cost and self.cost * part,
+            minutes=self.minutes and self.minutes * part,
         )
 
 
@@ -298,31 +298,20 @@ class Meter:
         whole = getattr(self._whole, name)
         if whole is None or whole == getattr(self.budget, name):
             return ""
-        amount = (
-            f"${whole:.4f}" if name == "cost" else f"{whole:g}" if name == "minutes" else str(whole)
-        )
-        return f" ({amount} in total; {self._rest})"
+        return f" ({_shown(name, whole)} in total; {self._rest})"
 
     def _limit_problem(self, more: Usage) -> str:
         """Return the limit that further usage would exceed, as text, or ``""``."""
-        budget, total = self.budget, self.usage + more
         if late := self._time_limit_problem():
             return late
-        if budget.calls is not None and total.calls > budget.calls:
-            return (
-                f"the next call would raise the calls to {total.calls}, above the limit of {budget.calls}"
-                f"{self._of_whole('calls')}"
-            )
-        if budget.tokens is not None and total.tokens > budget.tokens:
-            return (
-                f"the next call could raise the tokens to {total.tokens}, above the limit of {budget.tokens}"
-                f"{self._of_whole('tokens')}"
-            )
-        if budget.cost is not None and total.cost > budget.cost + 1e-12:  # float sum
-            return (
-                f"the next call could raise the cost to ${total.cost:.4f}, "
-                f"above the limit of ${budget.cost:.4f}{self._of_whole('cost')}"
-            )
+        total = self.usage + more
+        for name, may in ("calls", "would"), ("tokens", "could"), ("cost", "could"):
+            limit, amount = getattr(self.budget, name), getattr(total, name)
+            if limit is not None and amount > limit + 1e-12:  # costs are float sums
+                return (
+                    f"the next call {may} raise the {name} to {_shown(name, amount)}, above the limit "
+                    f"of {_shown(name, limit)}{self._of_whole(name)}"
+                )
         return ""
 
     def snapshot(self) -> MeterState:
@@ -368,6 +357,10 @@ def clip_usage(usage: Usage, worst: Usage) -> tuple[Usage, str]:
             wrong.append(f"{name} {str(value)[:40]}")
     calls, prompt, completion, cost = found
     return Usage(calls, prompt, completion, cost, worst.unpriced if calls else 0), ", ".join(wrong)
+
+
+def _shown(name: str, amount: float) -> str:
+    return {"cost": "${:.4f}", "minutes": "{:g}"}.get(name, "{}").format(amount)
 
 
 def _subtract(a: Usage, b: Usage) -> Usage:
