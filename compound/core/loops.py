@@ -73,7 +73,6 @@ class _Elsewhere(Generic[Result]):
         self._result: Future[Result] = Future()
 
     def result(self) -> Result:
-        """Run the coroutine and return its result."""
         run = contextvars.copy_context().run  # notebooks route printed output by context
         # A daemon, so that work that cannot be cancelled does not block the exit of the process.
         thread = threading.Thread(
@@ -298,7 +297,6 @@ class RWLock:
             raise
 
     def _admit(self) -> None:
-        """Admit all waiting tasks."""
         while self._waiting:
             admission = self._waiting.popleft()
             if not admission.done():

@@ -218,7 +218,6 @@ class Sender:
         return worst
 
     def _gate(self, lm: str, engine: Engine) -> Gate:
-        """Return the admission control of an engine."""
         return self.throttle(engine)
 
     def throttle(self, engine: Engine) -> Throttle:

@@ -324,7 +324,6 @@ class _Scorer(JobScorer):
         return []
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
-        """Record a request for a proposal, and send it."""
         self.proposal_requests.append((lm, request))
         return await super().generate(request, lm)
 

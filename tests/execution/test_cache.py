@@ -580,6 +580,17 @@ FORGED: list[dict[str, Any]] = [
 ]
 
 
+def forge(folder: Path, change: Mapping[str, Any]) -> None:
+    """Change the only row of a cache, with its checksum."""
+    database = sqlite3.connect(folder / "cache.sqlite")
+    [(key, value)] = database.execute("SELECT key, value FROM outcome")
+    value = json.dumps({**json.loads(value), **change})
+    row = value, row_checksum(key, 0, value)
+    database.execute("UPDATE outcome SET value = ?, checksum = ?", row)
+    database.commit()
+    database.close()
+
+
 @pytest.mark.parametrize("change", FORGED, ids=str)
 def test_a_row_that_no_call_can_have_is_repeated_and_charged(
     tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -589,13 +600,7 @@ def test_a_row_that_no_call_can_have_is_repeated_and_charged(
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
     whole = run(ask(), {"q": "?"}, Executor({"m": engine}, cache=cache))
     cache.close()
-    database = sqlite3.connect(tmp_path / "cache.sqlite")
-    [(key, value)] = database.execute("SELECT key, value FROM outcome")
-    value = json.dumps({**json.loads(value), **change})
-    altered_row = value, row_checksum(key, 0, value)
-    database.execute("UPDATE outcome SET value = ?, checksum = ?", altered_row)
-    database.commit()
-    database.close()
+    forge(tmp_path, change)
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
     executor = Executor({"m": engine}, cache=cache, meter=Meter(limit))
     again = run(ask(), {"q": "?"}, executor)
@@ -620,12 +625,7 @@ def test_a_forged_answer_is_asked_for_again(tmp_path: Path, row: dict[str, Any])
         return completion, executor.meter.usage
 
     whole = asked(cache)
-    database = sqlite3.connect(tmp_path / "cache.sqlite")
-    [(key,)] = database.execute("SELECT key FROM outcome")
-    altered_row = json.dumps(row), row_checksum(key, 0, json.dumps(row))
-    database.execute("UPDATE outcome SET value = ?, checksum = ?", altered_row)
-    database.commit()
-    database.close()
+    forge(tmp_path, row)
     assert asked(DiskCache(tmp_path / "cache.sqlite", step=0)) == whole
 
 

@@ -82,23 +82,16 @@ def reported(role: str, code: object) -> Iterator[None]:
     """
     try:
         yield
-    except ConfigurationError as error:
-        place = _place(error, code)
-        if place is None:
-            raise
-        raise UserCodeError(
-            f"{role} failed at {place}: {error.message}", hint=error.hint
-        ) from error
-    except CompoundError:
-        raise
     except Exception as error:
+        told, hint = f"{type(error).__name__}: {error}", "--debug shows the traceback"
+        if isinstance(error, CompoundError):
+            told, hint = error.message, error.hint
+            if not isinstance(error, ConfigurationError):
+                raise
         place = _place(error, code)
         if place is None:
             raise
-        raise UserCodeError(
-            f"{role} failed at {place}: {type(error).__name__}: {error}",
-            hint="--debug shows the traceback",
-        ) from error
+        raise UserCodeError(f"{role} failed at {place}: {told}", hint=hint) from error
 
 
 def place_of_error(error: BaseException, package: str = "") -> str:
