@@ -19,7 +19,8 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a small system with it
-	$(BIN)/compound optimize benchmarks/atlas.yaml --new
+	$(BIN)/compound sweep benchmarks/atlas.yaml --methods search,random --run runs/demo
+	$(BIN)/compound runs report runs/demo/atlas/search/0
 	@echo 'open the report, or try your own data: $(BIN)/compound init data.csv'
 
 # Hundreds of tests start processes, which would each compile the package where PYTHONDONTWRITEBYTECODE is set.

@@ -128,7 +128,7 @@ class MemoryPlan:
         return [demand for demand in self.demands if demand.device == device]
 
 
-def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPlan:
+def plan_memory(problem: Problem) -> MemoryPlan:
     """Return the memory that a run needs in this process and in the vLLM servers that it starts.
 
     Raises:
@@ -136,7 +136,7 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
             sleeps while samples are drawn during training.
         CompoundError: a GPU does not have enough memory for the trainer and a vLLM server.
     """
-    engine_of, methods = Executor(problem.engines).engine, (problem.method, *baselines)
+    engine_of, method = Executor(problem.engines).engine, problem.method
     engines = list({id(engine): engine for engine in open_engines(problem).values()}.values())
     plan = MemoryPlan()
 
@@ -150,14 +150,14 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
         return found
 
     system = problem.system
-    trained = [each for method in methods for each, _ in _trainings(method, system, engine_of)]
+    trained = [each for each, _ in _trainings(method, system, engine_of)]
     local = [engine for engine in engines if isinstance(engine, TransformersEngine)]
     held: set[object] = set()  # the bases of these engines, whose weights trainers share
     in_process = known(_engine(engine, system, held) for engine in local)
-    # trainings and methods run one after another, so only the largest on each device counts
+    # trainings run one after another, so only the largest on each device counts
     trainers = _largest(known(_trainers(training, held) for training in trained))
     plan.notes += [line for each in trained for line in _loaded_twice(each, local)]
-    backbones = _largest(known(map(_backbone, methods)))
+    backbones = _largest(known([_backbone(method)]))
     servers = own_servers(engines)
     if plan.notes and servers and trained and not trainers:
         plan.notes.append(

@@ -84,7 +84,8 @@ def agreement(
             f"metric {metric.name!r} does not declare the output it reads",
             hint="pass outputs=[NAME]",
         )
-    low, high = scale or _scale(metric)
+    usual = (1.0, float(metric.scale)) if isinstance(metric, Rubric) else (0.0, 1.0)
+    low, high = scale or usual
     if not low < high:
         raise DeclarationError(f"scale must be the lowest and the highest label, got {(low, high)}")
     numbered = (
@@ -99,10 +100,6 @@ def agreement(
         _scored(metric, rows, engines, cache), interrupted="the comparison was interrupted"
     )
     return _compare(metric, traces, [value for _, _, value in rows], part, weights)
-
-
-def _scale(metric: Metric) -> tuple[float, float]:
-    return (1.0, float(metric.scale)) if isinstance(metric, Rubric) else (0.0, 1.0)
 
 
 def _labelled(

@@ -72,14 +72,17 @@ def to_dataset(data: GivenData, *, splits: bool, role: Split = "valid") -> Datas
         is_single = not splits and is_file
         return Dataset(data, split_by={role: 1.0}) if is_single else Dataset(data)
     if isinstance(data, Mapping):  # a DatasetDict of Hugging Face is one, too
-        data = _named_splits(data)
-        unknown = [name for name in data if name not in ROLES]
+        usual = {} if "valid" in data else {"validation": "valid"}  # in data sets of Hugging Face
+        found: dict[str, object] = {
+            usual.get(str(name), str(name)): rows for name, rows in data.items()
+        }
+        unknown = [name for name in found if name not in ROLES]
         if unknown:
             raise DeclarationError(
                 f"data has no split {unknown[0]!r}",
                 hint="give {'train': rows, 'valid': rows, 'test': rows}",
             )
-        read = {role: to_rows(rows, role) for role, rows in data.items()}
+        read = {role: to_rows(rows, role) for role, rows in found.items()}
         return Dataset.of(read.get("train", ()), read.get("valid", ()), read.get("test", ()))
     rows = to_rows(data)
     if splits:
@@ -88,13 +91,6 @@ def to_dataset(data: GivenData, *, splits: bool, role: Split = "valid") -> Datas
             hint="give {'train': rows, 'valid': rows, 'test': rows}, or cp.Dataset(path)",
         )
     return Dataset.of(train=rows, valid=rows, test=rows)
-
-
-def _named_splits(data: Mapping[str, Rows]) -> Mapping[str, Rows]:
-    """Return splits by role; ``validation``, the name in data sets of Hugging Face, becomes ``valid``."""
-    if "valid" in data:
-        return data
-    return {"valid" if name == "validation" else name: rows for name, rows in data.items()}
 
 
 def to_rows(data: object, role: str = "") -> list[Mapping[str, object]]:

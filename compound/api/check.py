@@ -249,12 +249,9 @@ def _check_method(program: Program) -> Iterator[str]:
         return
     yield from made.notes if _is_planned(program) else ()
     yield from made.proposers
-    for other in settings.baselines:
-        baseline = methods.method(other, system, settings, folder, program.find_engine)
-        yield from (f"{other}: {line}" for line in baseline.proposers)
     check_trainable(made, system, program.find_engine)
     try:
-        check_runner(settings, system, [made])
+        check_runner(settings, system, made)
     except (
         DeclarationError
     ) as error:  # a sweep runs each whole optimization on one machine of the cluster

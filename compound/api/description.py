@@ -37,8 +37,9 @@ PLACES = (
 MAY_CHANGE = (
     *(
         f"optimize.{name}"
-        for name in ("budget.", "concurrency", "max_failed", "baselines", "trackers", "runner")
+        for name in ("budget.", "concurrency", "max_failed", "trackers", "runner")
     ),
+    "optimize.baselines",  # of earlier versions
     "versions.",
     *FOR_MEMORY,
     *PLACES,
@@ -130,7 +131,7 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     """
     if UntrustedFolder(path).kind("config.json") is None:
         return RunDirectory.create(path, text, config)
-    keys = list_changes(path, config)
+    keys = changes.list_changes(path, config, MAY_CHANGE)
     if keys:
         raise RunDirectoryError(
             f"{path} belongs to another configuration; changed: {'; '.join(keys)}",
@@ -168,10 +169,3 @@ def stored_valid_size(path: Path) -> int | None:
         case {"data": {"valid": {"n": int(size)}}} if size > 0:
             return size
     return None
-
-
-def list_changes(
-    path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE
-) -> list[str]:
-    """Return the differences between a configuration and that of a run directory."""
-    return changes.list_changes(path, config, ignoring)

@@ -57,7 +57,7 @@ def estimate(
     """Return the resolved settings, sizes, plan, prospects and counts of a program's optimization.
 
     Without a pilot, data are read, but no model is loaded and no request is sent. The counts cover
-    system runs, calls per run, the test split, proposal requests, and the same for each baseline.
+    system runs, calls per run, the test split, and proposal requests.
 
     Args:
         program: the program, with data and a metric.
@@ -81,34 +81,24 @@ def estimate(
     problem = make_problem(
         program.system, program.data, program.metric, program.optimize, find, program.folder
     )
-    settings, others = problem.settings, [*problem.baselines.values()]
-    methods = [problem.method, *others]
-    check_runner(settings, problem.system, methods)
-    each = [problem]
-    for name, method in problem.baselines.items():
-        own = settings.model_copy(update={"method": name, "baselines": ()})
-        each.append(replace(problem, settings=own).with_method(method))
+    settings = problem.settings
+    check_runner(settings, problem.system, problem.method)
     plan, free = plan_by_runs(problem)
-    memory = plan_memory(problem, others)
+    memory = plan_memory(problem)
     memory.check()
     sizes = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     equal = find_overlaps(sizes, program.data.id)
     if strict:
         check_no_overlaps(equal)
     limits, texts = settings.budget.limits(), BudgetSettings.model_fields
-    runs, calls = [*map(_system_runs, each)], _calls(problem)
-    requests = [row for one in each for row in _requests(one)]
+    runs, calls, requests = _system_runs(problem), _calls(problem), [*_requests(problem)]
     facts: dict[str, Any] = {
         "system": problem.system.name,
         "data": {"path": str(program.data.path), **{n: len(rows) for n, rows in sizes.items()}},
         "jobs": [f"{job.optimizer}: {', '.join(job.keys)}" for job in problem.method.jobs],
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
-        "methods": [settings.method, *settings.baselines],
-        "notes": [
-            *missing_for_run(settings),
-            *problem.method.notes,
-            *(f"{m.name}: {line}" for m in others for line in m.proposers),
-        ],
+        "method": settings.method,
+        "notes": [*missing_for_run(settings), *problem.method.notes],
         "steps": _steps(problem.method.jobs, free, [n for n in limits if n != "system_runs"]),
         "prospects": outlook(problem),
         "duplicates": [str(overlap) for overlap in equal],
@@ -134,7 +124,7 @@ def estimate(
         ready = replace(
             problem,
             engines=with_gpu_shares(problem.engines, memory.gpu_shares),
-            open_executor=executor_opener(settings, problem.system, find, methods),
+            open_executor=executor_opener(settings, problem.system, find, problem.method),
         )
         path = Path(run_dir) if run_dir is not None else run_folder(problem.system.name)
         facts["pilot"] = _run_pilot(ready, pilot, path, runs, requests)
@@ -142,11 +132,11 @@ def estimate(
 
 
 def _system_runs(problem: Problem) -> dict[str, Any]:
-    """Return the maximum number of system runs of a method; ``None`` without a limit."""
+    """Return the maximum numbers of system runs; ``None`` without a limit."""
     settings, limit = problem.settings, problem.settings.budget.system_runs
     test = 2 * len(problem.test) * (settings.repeats if stochastic(problem.system) else 1)
     total = None if limit is None else limit + test
-    return {"method": settings.method, "search": limit, "test": test, "total": total}
+    return {"search": limit, "test": test, "total": total}
 
 
 def _calls(problem: Problem) -> list[dict[str, Any]]:
@@ -172,22 +162,22 @@ def _calls(problem: Problem) -> list[dict[str, Any]]:
 
 def _model_calls(
     problem: Problem,
-    runs: Sequence[Mapping[str, Any]],
+    runs: Mapping[str, Any],
     calls: Sequence[Mapping[str, Any]],
     requests: Sequence[Mapping[str, Any]],
 ) -> int | None:
-    """Return the maximum number of calls of models by all methods; ``None`` if it has no limit.
+    """Return the maximum number of calls of models; ``None`` if it has no limit.
 
     A system run may consist of several runs with cached calls, and all calls that these execute may
     be calls of models. Each of them is scored, so that the calls of a metric have no limit.
     """
-    counts = [*(each["total"] for each in runs), *(each["at_most"] for each in (*calls, *requests))]
+    counts = [runs["total"], *(each["at_most"] for each in (*calls, *requests))]
     if None in counts or isinstance(problem.metric, ModelMetric):
         return None
     components = problem.system.components
     counted = [row for row in calls if components[row["component"]].cacheable] or calls
     per_run: float = sum(row["at_most"] for row in counted)
-    total: float = sum(each["total"] for each in runs) * per_run
+    total: float = runs["total"] * per_run
     total += sum(each["at_most"] for each in requests)
     return math.ceil(total)
 
@@ -208,7 +198,7 @@ def _requests(problem: Problem) -> Iterator[dict[str, Any]]:
             found[key] = before + math.ceil(more) if known and before is not None else None
     for (what, lm), count in found.items():
         if count != 0:
-            yield {"method": problem.settings.method, "what": what, "model": lm, "at_most": count}
+            yield {"what": what, "model": lm, "at_most": count}
 
 
 def _first_sentence(text: str) -> str:
@@ -255,7 +245,7 @@ def _run_pilot(
     problem: Problem,
     count: int,
     path: Path,
-    runs: Sequence[Mapping[str, Any]],
+    runs: Mapping[str, Any],
     requests: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Run the initial configuration on the first validation examples, and extrapolate."""
@@ -330,11 +320,11 @@ def _at_a_time(problem: Problem) -> int:
 def _extrapolate(
     problem: Problem,
     measured: Mapping[str, Sequence[float]],
-    runs: Sequence[Mapping[str, Any]],
+    runs: Mapping[str, Any],
     requests: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the range of each quantity over all methods within the budget, and what is not known."""
-    total = sum(math.inf if each["total"] is None else each["total"] for each in runs)
+    """Return the range of each quantity within the budget, and what is not known."""
+    total = math.inf if runs["total"] is None else runs["total"]
     asked = sum(math.inf if each["at_most"] is None else each["at_most"] for each in requests)
     text = sum(measured["tokens"]) + ANSWER
     rates = [_dollars_per_token(problem, each["model"]) for each in requests]
@@ -356,7 +346,7 @@ def _extrapolate(
         values = measured.get(name) or [each / 60 for each in measured["seconds"]]
         low, high = _times(total, min(values)), _times(total, max(values)) + proposals[name]
         low = low / _at_a_time(problem) if name == "minutes" else low
-        ends = (min(end, math.inf if limit is None else limit * len(runs)) for end in (low, high))
+        ends = (min(end, math.inf if limit is None else limit) for end in (low, high))
         found[name] = {
             side: end if math.isfinite(end) else None
             for side, end in zip(("from", "to"), ends, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from compound import report as reports
@@ -39,7 +39,7 @@ from compound.optimization.runs.recorder import MEMORY_FOLDER, Interrupted, List
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers import methods
 from compound.optimizers.memory_plan import check_trainable, plan_memory
-from compound.report.trackers.tracking import Tracking, tracked
+from compound.report.trackers.tracking import tracked
 from compound.rewards.buffer import read_earlier, row_digest
 
 SET_ASIDE = 0.2  # of the train examples, at most, for second looks
@@ -94,88 +94,64 @@ def run_optimization(
     equal = find_overlaps(splits, data.id)
     if strict:
         check_no_overlaps(equal)
-    memory = plan_memory(problem, [*problem.baselines.values()])
+    memory = plan_memory(problem)
     memory.check()
-    used = (problem.method, *problem.baselines.values())
     problem = replace(
         problem,
         engines=with_gpu_shares(problem.engines, memory.gpu_shares),
-        open_executor=executor_opener(settings, problem.system, engines, used),
+        open_executor=executor_opener(settings, problem.system, engines, problem.method),
     )
     duplicates = [str(item) for item in equal]
     problem = replace(problem, outlook={**outlook(problem), "duplicates": duplicates})
     config = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
-    observers = Observers(listener, on_start, on_result)
     with report_full_disk(path):
         run = open_run(path, text, config)
         recorder = Recorder(run, listener=listener)
         if retry_failed:
-            _retry(problem, recorder, observers)
+            _retry(problem, recorder, on_result)
         else:
-            _run(problem, recorder, observers, new=new)
+            _run(problem, recorder, on_start, on_result, new=new)
     return read_result(path)
 
 
-@dataclass(frozen=True)
-class Observers:
-    """What a caller of `run_optimization` is told; see there."""
-
-    listener: Listener | None
-    on_start: Callable[[Recorder], None] | None
-    on_result: Callable[[Result], None] | None
-
-    def started(self, recorder: Recorder) -> None:
-        """Pass on the recorder of a run that starts."""
-        if self.on_start is not None:
-            self.on_start(recorder)
-
-    def listener_of(self, method: str) -> Listener | None:
-        """Return a listener for the events of a baseline."""
-        listener = self.listener
-        return listener and (lambda event: listener({**event, "method": method}))
-
-
-def _run(problem: Problem, recorder: Recorder, observers: Observers, *, new: bool) -> None:
-    """Run the search and the baselines, and write the report; always close the recorder.
+def _run(
+    problem: Problem,
+    recorder: Recorder,
+    on_start: Callable[[Recorder], None] | None,
+    on_result: Callable[[Result], None] | None,
+    *,
+    new: bool,
+) -> None:
+    """Run the search, and write the report; always close the recorder.
 
     A ``new`` run that fails before its first call is deleted, since it would be listed as started.
     """
+    state, path = recorder.state, str(recorder.run.path)
     try:
-        observers.started(recorder)
-        if recorder.state.done and recorder.state.reported:  # a kill may occur between the two
-            folder = recorder.run.path
+        if on_start is not None:
+            on_start(recorder)
+        if state.done and state.reported:  # a kill may occur between the two
             raise RunDirectoryError(
-                f"{folder} holds a finished run",
-                hint=f"its report is {folder / 'report.md'}; to run again, {FRESH}",
+                f"{path} holds a finished run",
+                hint=f"its report is {recorder.run.path / 'report.md'}; to run again, {FRESH}",
             )
-        with tracked(problem.settings.trackers, recorder) as tracking:
-            if not recorder.state.done:
-                _search(problem, recorder, recorder)
-                for name in problem.baselines:
-                    _baseline(name, problem, recorder, tracking, observers)
+        with tracked(problem.settings.trackers, recorder):
+            if not state.done:
+                stopped = f"stopped; progress is saved in {path}; optimize with run_dir={path!r} to resume"
+                check_stored_folders(problem, recorder)
+                with resume_errors(recorder):
+                    run_blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
+                save_best(problem, recorder)
                 recorder.state.done = True
                 recorder.event("done")
-            _report(recorder, observers)
+            _report(recorder, on_result)
     except CompoundError as error:
         if new and recorder.has_no_calls and not isinstance(error, Interrupted):
             recorder.discard()
         raise
     finally:
         recorder.close()
-
-
-def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
-    """Run the loop from the stored state to the end, and write ``best.json``.
-
-    ``main`` is the recorder of the run that a user resumes: for a baseline, that of the main run.
-    """
-    path = str(main.run.path)
-    stopped = f"stopped; progress is saved in {path}; optimize with run_dir={path!r} to resume"
-    check_stored_folders(problem, recorder)
-    with resume_errors(recorder):
-        run_blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
-    save_best(problem, recorder)
 
 
 @contextmanager
@@ -233,57 +209,29 @@ def check_stored_folders(problem: Problem, recorder: Recorder) -> None:
                 )
 
 
-def _report(recorder: Recorder, observers: Observers) -> None:
+def _report(recorder: Recorder, on_result: Callable[[Result], None] | None) -> None:
     """Write the report of a finished run, record that it exists, and pass the result on."""
     reports.write(recorder.run.path)
     recorder.state.reported = True
     recorder.save()
-    if observers.on_result is not None:
-        observers.on_result(read_result(recorder.run.path))
+    if on_result is not None:
+        on_result(read_result(recorder.run.path))
 
 
-def _baseline(
-    name: str, problem: Problem, parent: Recorder, tracking: Tracking, observers: Observers
+def _retry(
+    problem: Problem, recorder: Recorder, on_result: Callable[[Result], None] | None
 ) -> None:
-    """Run another method with the same budget; cached calls are shared but charged."""
-    other, recorder = _open_baseline(name, problem, parent, observers)
-    with closing(recorder):
-        observers.started(recorder)
-        if not recorder.state.done:
-            with tracked(problem.settings.trackers, recorder, tracking):
-                _search(other, recorder, parent)
-                recorder.state.done = True
-                recorder.event("done")
-
-
-def _open_baseline(
-    name: str, problem: Problem, parent: Recorder, observers: Observers
-) -> tuple[Problem, Recorder]:
-    """Return the problem of a baseline, and the recorder of its run."""
-    settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
-    other = replace(problem, settings=settings, baselines={}).with_method(problem.baselines[name])
-    other = replace(other, outlook={**problem.outlook, **outlook(other)})
-    run = open_run(parent.run.path / "baselines" / name, "", describe(other))
-    return other, Recorder(run, parent=parent, listener=observers.listener_of(name))
-
-
-def _retry(problem: Problem, recorder: Recorder, observers: Observers) -> None:
-    """Rerun the failed test rows of a finished run and its baselines, and rewrite the report."""
+    """Rerun the failed test rows of a finished run, and rewrite the report."""
     with closing(recorder):
         if not recorder.state.done:
             raise RunDirectoryError(
                 f"{recorder.run.path} is not finished: there are no rows to rerun",
                 hint="resume it first: run the same command without --retry-failed",
             )
-        trackers = problem.settings.trackers
-        with tracked(trackers, recorder) as tracking:
+        with tracked(problem.settings.trackers, recorder):
             with resume_errors(recorder):
                 run_blocking(retry_rows(problem, recorder))
-            for name in problem.baselines:
-                other, other_recorder = _open_baseline(name, problem, recorder, observers)
-                with closing(other_recorder), tracked(trackers, other_recorder, tracking):
-                    run_blocking(retry_rows(other, other_recorder))
-            _report(recorder, observers)
+            _report(recorder, on_result)
 
 
 def make_problem(
@@ -337,20 +285,12 @@ def make_problem(
         earlier = read_earlier(Path(start_from), system, train, held_out)
         system = system.bind({**system.configuration, **earlier.result})
     method = methods.method(settings.method, system, settings, folder, engines)
-    others = {
-        name: methods.method(name, system, settings, folder, engines) for name in settings.baselines
-    }
-    for each in (method, *others.values()):  # reject impossible methods before anything is spent
-        check_trainable(each, system, Executor(engines).engine)
+    check_trainable(method, system, Executor(engines).engine)
     engines = for_system(engines, system)
     given = (system, train, splits["valid"], splits["test"], metric, settings, method, engines)
-    problem = Problem(*given, folder, earlier=earlier, further=further, baselines=others)
-    problem = problem.with_method(method)
-    check_decidable(problem)
-    check_budget(problem)
-    for checked in (problem, *(problem.with_method(other) for other in others.values())):
-        check_libraries(checked)
-        check_prices(checked)
+    problem = Problem(*given, folder, earlier=earlier, further=further).with_method(method)
+    for check in (check_decidable, check_budget, check_libraries, check_prices):
+        check(problem)
     return problem
 
 

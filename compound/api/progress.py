@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -58,23 +58,16 @@ class Course:
 
     Args:
         limits: the limits of the budget.
-        baselines: methods that run after the first one, each with the same budget.
         clock: function that returns the time in seconds.
     """
 
     def __init__(
-        self,
-        limits: Mapping[str, Any],
-        baselines: Sequence[str] = (),
-        clock: Callable[[], float] = time.monotonic,
+        self, limits: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.clock, self.started = clock, clock()
-        self._limits, self._baselines = limits, baselines
+        self._limits = limits
         self._told: set[str] = set()
-        self._begin("")
-
-    def _begin(self, method: str) -> None:
-        self._method, self._phase = method, ""
+        self._phase = ""
         self._loads, self._calls = False, 0  # whether a model is loaded, and the calls before
         self._best: float | None = None
         self.note = ""
@@ -87,8 +80,6 @@ class Course:
     def follow(self, event: Mapping[str, Any]) -> list[str]:
         """Take in an event, and return the lines to show: no note twice, and none if it is frequent."""
         kind = event["event"]
-        if (event.get("method") or "") != self._method:
-            self._begin(event.get("method") or "")
         self._spent = event.get("spent") or self._spent
         if kind == "phase":
             self._phase, self._total, self._rest = event["name"], event["total"], event.get("rest")
@@ -109,16 +100,12 @@ class Course:
         lines = format_event(event).split("\n")
         new = [line for line in lines if not (line.startswith("note: ") and line in self._told)]
         self._told |= {*lines}
-        return [f"{self._prefix}{line}" for line in new if line]
-
-    @property
-    def _prefix(self) -> str:
-        return sanitize_for_terminal(f"{self._method}: ") if self._method else ""
+        return [line for line in new if line]
 
     @property
     def phase(self) -> str:
-        """What the run does now; the method is named for a baseline."""
-        return self._prefix + ("loading the model" if self._loads else self._phase)
+        """What the run does now."""
+        return "loading the model" if self._loads else self._phase
 
     def _used(self) -> dict[str, float]:
         """Return the amounts used so far, and the steps of the job."""
@@ -184,10 +171,6 @@ class Course:
             hours, minutes = divmod(round(left / 60), 60)
             about = f"{hours} h {minutes} min" if hours else f"{minutes} min"
             parts.append(f"about {about} left" if left >= 60 else "under 1 min left")
-            ahead = self._baselines
-            if self._method in ahead:
-                ahead = ahead[ahead.index(self._method) + 1 :]
-            parts[0] += f", then {', '.join(ahead)}" if ahead else ""
         if self._best is not None:
             parts.append(f"best so far {self._best:.3f}")
         return " · ".join(parts)
@@ -202,11 +185,9 @@ class Course:
 
 
 @contextmanager
-def progress_display(
-    limits: Mapping[str, Any], baselines: Sequence[str] = (), *, quiet: bool = False
-) -> Iterator[Listener]:
+def progress_display(limits: Mapping[str, Any], *, quiet: bool = False) -> Iterator[Listener]:
     """Yield a listener that displays events within the context."""
-    course = Course(limits, baselines)
+    course = Course(limits)
     if quiet:
         yield lambda event: None
     elif notebook.in_notebook():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,6 @@ from compound.optimization.runs.candidate_record import (
 )
 from compound.optimization.runs.directory import (
     CONFIG,
-    baselines,
     inconsistency_errors,
     load_checkpoint,
     read_json,
@@ -59,7 +58,6 @@ class Result:
         accepted: number of proposals that became the best configuration.
         spent: system runs, calls, tokens, cost and seconds, including the test split.
         path: the run directory.
-        baselines: results of the baselines, by method.
         notes: facts stated at the start, such as the proposers in use.
     """
 
@@ -74,7 +72,6 @@ class Result:
     accepted: int
     spent: Mapping[str, Any]
     path: Path
-    baselines: Mapping[str, Result] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
     @property
@@ -163,7 +160,6 @@ class Result:
             "configuration": self.best.to_json(),
             "run": str(self.path),
             "notes": list(self.notes),
-            "baselines": {name: result.to_json() for name, result in self.baselines.items()},
         }
 
 
@@ -174,19 +170,7 @@ def read_result(path: str | Path) -> Result:
         RunDirectoryError: it is not a run directory, has no result yet, or one of its files is
             damaged.
     """
-    return _read_result(UntrustedFolder(path))
-
-
-def _verdict(accepted: Sequence[Mapping[str, Any]], *, is_supported: bool) -> ResultVerdict:
-    """Return the verdict of the best configuration, given the decisions that accepted one."""
-    if not accepted:
-        return "unchanged"
-    if not is_supported:
-        return "promising"
-    return "feasible" if accepted[-1].get("verdict") == "feasible" else "supported"
-
-
-def _read_result(folder: UntrustedFolder) -> Result:
+    folder = UntrustedFolder(path)
     stored = load_checkpoint(folder)
     if stored is None or stored.state.before is None or stored.state.search is None:
         raise RunDirectoryError(
@@ -217,11 +201,17 @@ def _read_result(folder: UntrustedFolder) -> Result:
             accepted=len(decisions),
             spent=events[-1]["spent"],
             path=folder.path,
-            baselines={
-                b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)
-            },
             notes=list(dict.fromkeys(chain.from_iterable(notes))),
         )
+
+
+def _verdict(accepted: Sequence[Mapping[str, Any]], *, is_supported: bool) -> ResultVerdict:
+    """Return the verdict of the best configuration, given the decisions that accepted one."""
+    if not accepted:
+        return "unchanged"
+    if not is_supported:
+        return "promising"
+    return "feasible" if accepted[-1].get("verdict") == "feasible" else "supported"
 
 
 TRACES = "traces.jsonl"
@@ -274,14 +264,16 @@ def inspect_calls(
         )
         texts = [format_recorded(recorded) for recorded in found]
     else:
-        traces = _traces(source)
         chosen = [
-            t
-            for t in traces
-            if example in ("", t.example) and (not failed or t.failure is not None)
+            trace
+            for trace in _traces(source)
+            if example in ("", trace.example) and (not failed or trace.failure is not None)
         ]
-        _check_component(component, chosen)
-        texts = [as_text(_only(trace, component)) for trace in chosen[-limit:]]
+        _check_component(component, [call.component for each in chosen for call in each.calls])
+        texts = [
+            as_text(replace(trace, calls=trace.calls_of(component)) if component else trace)
+            for trace in chosen[-limit:]
+        ]
     print(sanitize_for_terminal("\n\n".join(texts) or "no system run matches"))
 
 
@@ -322,8 +314,7 @@ def select_recorded(
         if matches and (not failed or recorded["failure"] is not None):
             calls = [c for c in recorded["calls"] if component in ("", c["component"])]
             found.append({**recorded, "calls": calls})
-    if component and seen and component not in seen:
-        raise _unknown(component, seen)
+    _check_component(component, seen)
     return list(found)
 
 
@@ -341,17 +332,10 @@ def format_recorded(recorded: RecordedTrace) -> str:
     return "\n".join(["\n".join(lines), *([as_text(trace)] if trace.calls else [])])
 
 
-def _only(trace: Trace, component: str) -> Trace:
-    return replace(trace, calls=trace.calls_of(component)) if component else trace
-
-
-def _check_component(component: str, traces: Iterable[Trace]) -> None:
-    seen = dict.fromkeys(call.component for trace in traces for call in trace.calls)
-    if component and seen and component not in seen:
-        raise _unknown(component, seen)
-
-
-def _unknown(component: str, seen: Iterable[str]) -> DeclarationError:
-    return DeclarationError(
-        f"no component {component!r} in the traces", hint=suggest_name(component, list(seen))
-    )
+def _check_component(component: str, seen: Iterable[str]) -> None:
+    """Reject the name of a component that made no call, if there are calls."""
+    known = list(dict.fromkeys(seen))
+    if component and known and component not in known:
+        raise DeclarationError(
+            f"no component {component!r} in the traces", hint=suggest_name(component, known)
+        )

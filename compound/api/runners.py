@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def executor_opener(
     settings: OptimizeSettings,
     system: System,
     engines: Engines | None,
-    methods: Iterable[Method] = (),
+    method: Method | None = None,
 ) -> OpenExecutor:
     """Return a function that makes the executor of a run.
 
@@ -44,11 +44,11 @@ def executor_opener(
     if settings.runner is None:
         return Executor
     source = source_of(engines)
-    check_runner(settings, system, methods)
+    check_runner(settings, system, method)
     return _ray_opener(settings.runner.ray, system, source)
 
 
-def check_runner(settings: OptimizeSettings, system: System, methods: Iterable[Method]) -> None:
+def check_runner(settings: OptimizeSettings, system: System, method: Method | None) -> None:
     """Reject what cannot run on workers, if the settings have a ``runner``.
 
     Raises:
@@ -70,14 +70,14 @@ def check_runner(settings: OptimizeSettings, system: System, methods: Iterable[M
                 f"optimize.runner: {key} is a folder of this machine, which workers do not have",
                 hint=HERE,
             )
-    for method in methods:
-        for job in (*method.jobs, *([method.opening] if method.opening is not None else [])):
-            trained = [key for key in job.keys if isinstance(system.parameters[key], Weights)]
-            if trained:
-                raise DeclarationError(
-                    f"optimize.runner: optimizer {job.optimizer!r} trains {trained[0]} in this process",
-                    hint=f"choose a method that trains no weights; or {HERE}",
-                )
+    for job in (*method.jobs, method.opening) if method is not None else ():
+        keys = () if job is None else job.keys
+        trained = [key for key in keys if isinstance(system.parameters[key], Weights)]
+        if job is not None and trained:
+            raise DeclarationError(
+                f"optimize.runner: optimizer {job.optimizer!r} trains {trained[0]} in this process",
+                hint=f"choose a method that trains no weights; or {HERE}",
+            )
 
 
 def _ray_opener(settings: RaySettings, system: System, source: SystemFile) -> OpenExecutor:

@@ -241,8 +241,7 @@ def optimize(
     data = to_dataset(data, splits=True)
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     path = unused_path(path) if new else path
-    limits, others = resolved.budget.limits(), resolved.baselines
-    with progress_display(limits, others, quiet=not progress) as listener:
+    with progress_display(resolved.budget.limits(), quiet=not progress) as listener:
         return run_optimization(
             system,
             data,

@@ -32,7 +32,6 @@ from compound.optimization.runs.directory import (
     APPENDED,
     CONFIG,
     PILOT,
-    baselines,
     inconsistency_errors,
     last_checksum,
     load_checkpoint,
@@ -50,7 +49,7 @@ REWARDS = f"{MEMORY_FOLDER}/rewards"
 
 
 def verify(path: str | Path) -> list[str]:
-    """Return the problems of a run directory and of its baselines; empty if there are none.
+    """Return the problems of a run directory; empty if there are none.
 
     Nothing is modified. Files of earlier versions have no checksums, so only their format is
     checked.
@@ -64,11 +63,36 @@ def verify(path: str | Path) -> list[str]:
         []
     """
     folder = UntrustedFolder(path)
-    try:
-        others = baselines(folder)
-    except CompoundError:
-        others = []  # reported by the check of the folder itself
-    return [problem for one in (folder, *others) for problem in _run_problems(one)]
+    problems: list[str] = []
+
+    def attempt(check: Callable[[], object]) -> None:
+        try:
+            with inconsistency_errors(folder):
+                check()
+        except CompoundError as error:
+            if error.message not in problems:
+                problems.append(error.message)
+
+    attempt(folder.check)
+    if problems:  # nothing in it can be opened safely
+        return problems
+    attempt(lambda: read_json(folder, CONFIG))
+    attempt(lambda: load_checkpoint(folder))
+    stored = None if problems else load_checkpoint(folder)
+    for name in APPENDED:
+        attempt(lambda name=name: _check_records(folder, name, stored))  # type: ignore[misc]
+    if stored is not None:
+        attempt(lambda: _check_artifacts(folder, stored))
+    if stored is not None:
+        attempt(lambda: _check_best(folder, stored))
+    attempt(lambda: problems.extend(_cache_problems(folder, stored)))
+    if folder.kind(PILOT) == "folder":
+        attempt(lambda: problems.extend(_cache_problems(folder.below(PILOT), None)))
+    attempt(lambda: _check_rewards(folder))
+    attempt(lambda: read_candidates(folder))
+    if folder.kind(TRACKERS) is not None:
+        attempt(lambda: read_json(folder, TRACKERS))
+    return problems
 
 
 def copy_run(source: str | Path, target: str | Path) -> int:
@@ -87,13 +111,12 @@ def copy_run(source: str | Path, target: str | Path) -> int:
 
 def _upload(run: UntrustedFolder, store: StoreFolder) -> int:
     read_json(run, CONFIG)
-    for folder in (run, *baselines(run)):
-        stored = load_checkpoint(folder)
-        if stored is None or not stored.state.done:
-            raise RunDirectoryError(
-                f"{folder} is not finished, and a store has no locks for a run in progress",
-                hint="run the command that started it again, which finishes it, and copy it then",
-            )
+    stored = load_checkpoint(run)
+    if stored is None or not stored.state.done:
+        raise RunDirectoryError(
+            f"{run} is not finished, and a store has no locks for a run in progress",
+            hint="run the command that started it again, which finishes it, and copy it then",
+        )
     _check_undamaged(run, run)
     names = {"/".join(parts) for parts in run.files() if parts != (LOCK,)}
     present = set(store.files())  # without a configuration, those of an interrupted copy
@@ -142,41 +165,6 @@ def _check_undamaged(folder: UntrustedFolder, shown: object) -> None:
     if problems := verify(folder.path):
         problem = problems[0].replace(str(folder), str(shown))
         raise RunDirectoryError(f"the run is damaged, and is not copied: {problem}")
-
-
-def _run_problems(folder: UntrustedFolder) -> list[str]:
-    """Return the problems of one run directory."""
-    problems: list[str] = []
-
-    def attempt(check: Callable[[], object]) -> None:
-        try:
-            with inconsistency_errors(folder):
-                check()
-        except CompoundError as error:
-            if error.message not in problems:
-                problems.append(error.message)
-
-    attempt(folder.check)
-    if problems:  # nothing in it can be opened safely
-        return problems
-    attempt(lambda: read_json(folder, CONFIG))
-    attempt(lambda: load_checkpoint(folder))
-    stored = None if problems else load_checkpoint(folder)
-    for name in APPENDED:
-        attempt(lambda name=name: _check_records(folder, name, stored))  # type: ignore[misc]
-    if stored is not None:
-        attempt(lambda: _check_artifacts(folder, stored))
-    if stored is not None:
-        attempt(lambda: _check_best(folder, stored))
-    attempt(lambda: problems.extend(_cache_problems(folder, stored)))
-    if folder.kind(PILOT) == "folder":
-        attempt(lambda: problems.extend(_cache_problems(folder.below(PILOT), None)))
-    attempt(lambda: baselines(folder))
-    attempt(lambda: _check_rewards(folder))
-    attempt(lambda: read_candidates(folder))
-    if folder.kind(TRACKERS) is not None:
-        attempt(lambda: read_json(folder, TRACKERS))
-    return problems
 
 
 def _check_records(folder: UntrustedFolder, name: str, stored: Checkpoint | None) -> None:

@@ -218,21 +218,15 @@ def _write_prompts(
         if confirmed:
             _write(each, confirmed, file, out, choices)
         unasked = unasked or bool(each.prompts and not confirmed)
-    if unasked:
-        _explain_nothing_written()
-
-
-def _explain_nothing_written() -> None:
-    """Print why an agent's prompts were not written; without a terminal, end with exit code 1."""
-    if sys.stdin.isatty():
+    if unasked and sys.stdin.isatty():
         print("\nno prompt was accepted, so that nothing was written")
-        return
-    print(
-        "error: nothing was written: without a terminal, the prompts cannot be confirmed\n"
-        "hint: check them above, and accept them all with --yes",
-        file=sys.stderr,
-    )
-    raise typer.Exit(1)
+    elif unasked:
+        print(
+            "error: nothing was written: without a terminal, the prompts cannot be confirmed\n"
+            "hint: check them above, and accept them all with --yes",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
 
 
 def _write(

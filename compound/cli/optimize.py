@@ -139,7 +139,7 @@ def optimize(
     print(f"run directory: {path}", file=sys.stderr)
 
     def on_start(recorder: Recorder) -> None:
-        if recorder.run.path == path and recorder.resumed and not recorder.state.done:
+        if recorder.resumed and not recorder.state.done:
             print("continuing the run from its last checkpoint", file=sys.stderr)
         _stop_on_interrupt(recorder)
 
@@ -156,9 +156,7 @@ def optimize(
 
     with tracing(otel), ExitStack() as display:
         listener = display.enter_context(
-            progress_display(
-                program.optimize.budget.limits(), program.optimize.baselines, quiet=quiet
-            )
+            progress_display(program.optimize.budget.limits(), quiet=quiet)
         )
         run_optimization(
             program.system,

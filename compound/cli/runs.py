@@ -109,7 +109,7 @@ def report(
         "runs trace runs/demo",
         "runs trace runs/demo --failed --limit 1",
         "runs trace runs/demo --split test --example 17 --component answerer",
-        "runs trace runs/demo/baselines/random --json",
+        "runs trace runs/demo --json",
     )
 )
 def trace(

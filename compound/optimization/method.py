@@ -433,8 +433,7 @@ class Problem:
     ``earlier`` is what the run takes over from an earlier one. ``further`` are examples that
     nothing uses before a decision that needs more than the validation split. ``outlook`` holds the
     result of `compound.optimization.preflight.outlook` and duplicate examples, for the record.
-    ``open_executor`` makes the executor of a run, in this process or with workers. ``baselines``
-    are the methods that run after ``method``, by name.
+    ``open_executor`` makes the executor of a run, in this process or with workers.
     """
 
     system: System
@@ -450,7 +449,6 @@ class Problem:
     earlier: EarlierRun = field(default_factory=EarlierRun)
     outlook: Mapping[str, object] = field(default_factory=dict)
     open_executor: OpenExecutor = Executor
-    baselines: Mapping[str, Method] = field(default_factory=dict)
 
     @property
     def rules(self) -> EvaluationRules:

@@ -100,7 +100,6 @@ def _summarized(record: Record, path: str, *, traces: bool) -> Facts:
     config, state, search = record.config, record.state, record.state.search
     seed, first = config["optimize"]["seed"], record.evaluation("before")
     candidates, changes = read_candidates(record.folder), _changes(record)
-    records = (record, *record.baselines())
     skipped = dict.fromkeys(e["skipped"] for e in record.events if e.get("skipped"))
     facts: Facts = {
         "run": path,
@@ -130,9 +129,7 @@ def _summarized(record: Record, path: str, *, traces: bool) -> Facts:
         "cost_notes": describe_costs(candidates),
         "proposals": _proposals(record),
         "jobs": [_job(e) for e in record.all("job")],
-        "retries": [
-            {"method": r.method, **items_of(e, RETRY)} for r in records for e in r.all("retry")
-        ],
+        "retries": [items_of(e, RETRY) for e in record.all("retry")],
         "spent": _spent(record),
         "files": {
             name: record.folder.kind(name) is not None for name in ("best.json", "system.yaml")
@@ -239,15 +236,10 @@ def _proposals(record: Record) -> Facts | None:
 
 
 def _methods(record: Record) -> list[Facts]:
-    """Return a row for the unoptimized system, for this method, and for each baseline."""
+    """Return a row for the unoptimized system, and for this method."""
     first = {"valid": record.evaluation("before"), "test": record.evaluation("test_before")}
     scores = {split: summary(evaluation) for split, evaluation in first.items()}
-    start: Facts = {"method": "unoptimized", **scores, "gain": None, "versus": None}
-    rows = [start, _method(record)]
-    ours = record.evaluation("test_after")
-    for other in record.baselines():
-        gap = compared(record, other.evaluation("test_after"), ours)
-        rows.append({**_method(other), "versus": gap})
+    rows: list[Facts] = [{"method": "unoptimized", **scores, "gain": None}, _method(record)]
     for row in rows:
         counts = [split["failed"] for split in (row["valid"], row["test"]) if split]
         row["failed"] = sum(counts) if counts else None
@@ -262,7 +254,6 @@ def _method(record: Record) -> Facts:
         "valid": summary(record.evaluation("incumbent")),
         "test": summary(last),
         "gain": compared(record, first, last) if record.best != record.start else None,
-        "versus": None,
         "accepted": sum(map(is_supported, decisions)),
         "decisions": len(decisions),
         "missing": record.missing,

@@ -25,7 +25,6 @@ from compound.execution.trace import CallDocument, Failure, TraceDocument, whole
 from compound.graph.configuration import Configuration
 from compound.optimization.runs.directory import (
     as_folder,
-    baselines,
     load_checkpoint,
     read_json,
     read_records,
@@ -79,7 +78,7 @@ class Record:
 
     @property
     def spent(self) -> Facts:
-        """Spending of this method, without the baselines that ran after it."""
+        """Spending of the run."""
         own = [e["spent"] for e in self.events if e["event"] != "done"]
         return {**own[-1]} if own else {}
 
@@ -103,10 +102,6 @@ class Record:
         final = state.test_before if name == "test_before" else state.test_after
         return final.evaluation if final else None
 
-    def baselines(self) -> list[Record]:
-        """Return the records of the run's baselines."""
-        return [Record.read(folder) for folder in baselines(self.folder)]
-
     @property
     def missing(self) -> str:
         """Reason why a run is unfinished, or ``""`` if it is finished."""
@@ -116,8 +111,6 @@ class Record:
             return "there is no score yet"
         if not self.state.search.stopped:
             return "the search has not ended"
-        if self.state.test_after:
-            return "the baselines have not ended"
         return "the test split is not read yet"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +90,13 @@ def _figures(facts: Facts) -> Iterator[Figure]:
         yield draw_figure("scores", lambda: scores_svg(facts), alt=f"Scores: {scores}")
     if found := facts["candidates"]:
         yield candidates_figure(found)
-    for place, method in enumerate((facts["training"] or {}).get("methods", ())):
-        jobs, name = method["jobs"], f"training{place or ''}"
-        if panels_with_data(jobs):
-            said = {"caption": caption(jobs), "alt": f"Curves of training of {method['method']}"}
-            yield draw_figure(name, partial(training_svg, jobs, name), **said)
+    if panels_with_data(jobs := (facts["training"] or {}).get("jobs", ())):
+        yield draw_figure(
+            "training",
+            lambda: training_svg(jobs, "training"),
+            caption=caption(jobs),
+            alt=f"Curves of training of {facts['method']}",
+        )
 
 
 def candidates_figure(found: Facts) -> Figure:
@@ -145,7 +146,7 @@ def _candidates(found: Facts | None) -> dict[str, list[Facts]] | None:
 
 
 def methods_table(facts: Facts) -> Table:
-    """Return the table of the unoptimized system, this method and the baselines."""
+    """Return the table of the unoptimized system and this method."""
     rows: list[Facts] = facts["methods"]
 
     def measured(split: str) -> tuple[str, str]:
@@ -225,12 +226,8 @@ def terminal_summary(path: str | Path, width: int = NO_LIMIT) -> str:
     """
     facts = summarize(path)
     with inconsistency_errors(path):
-        context: dict[str, Any] = {
-            "methods": methods_table(facts),
-            "request_rows": request_rows(facts),
-        }
-        context |= {"facts": facts, "folder": Path(path), "width": width}
-        return render_text("terminal.jinja", context)
+        context = {"facts": facts, "request_rows": request_rows(facts)}
+        return render_text("terminal.jinja", {**context, "folder": Path(path), "width": width})
 
 
 def forecast(facts: Mapping[str, Any]) -> str:

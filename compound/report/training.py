@@ -1,7 +1,7 @@
 """Records of training steps, the facts computed from them, and their curves.
 
 Each training step writes one record to ``memory.jsonl``. A run trains in one or several consecutive
-jobs; its baselines write records to their own directories.
+jobs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def records(run: str | Path | UntrustedFolder) -> list[Step]:
     """Return the records of a run's training steps, oldest first.
 
     Args:
-        run: the directory of a finished or unfinished run; for a baseline ``RUN/baselines/METHOD``.
+        run: the directory of a finished or unfinished run.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
@@ -103,19 +103,16 @@ def _jobs(record: Record) -> list[tuple[int, list[Step]]]:
 
 
 def training_facts(path: str | Path, record: Record | None = None) -> Facts | None:
-    """Return the training facts of a run's method and baselines; ``None`` if there are none.
+    """Return the training facts of a run; ``None`` if there are none.
 
     If the records cannot be read, the reason is returned as ``problem``, and the rest of the report
     is still written.
     """
     try:
         with inconsistency_errors(path):
-            record = record or Record.read(path)
-            trained = map(method_training, (record, *record.baselines()))
-            found = [facts for facts in trained if facts]
+            return method_training(record or Record.read(path))
     except CompoundError as error:
         return {"problem": str(error)}
-    return {"methods": found} if found else None
 
 
 def method_training(record: Record) -> Facts | None:
@@ -248,12 +245,11 @@ def shown_groups(step: Step) -> list[ShownGroup]:
         raise ValueError(f"answers of step {step.get('step')}: {first_problem(error)}") from None
 
 
-def shown_steps(record: Record) -> list[tuple[str, int, int, Step]]:
-    """Return the steps whose record shows answers: the method, the job's number, the place, the record."""
+def shown_steps(record: Record) -> list[tuple[int, int, Step]]:
+    """Return the steps whose record shows answers: the job's number, the place, the record."""
     return [
-        (each.method, number, place, step)
-        for each in (record, *record.baselines())
-        for number, steps in _jobs(each)
+        (number, place, step)
+        for number, steps in _jobs(record)
         for place, step in enumerate(steps)
         if step.get("excerpts") or step.get("answers")
     ]

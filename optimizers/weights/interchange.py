@@ -304,7 +304,7 @@ def export_groups(run: str | Path, path: str | Path) -> int:
     the file with ``load_dataset("json", data_files=path)``.
 
     Args:
-        run: the directory of a finished or unfinished run; for a baseline ``RUN/baselines/METHOD``.
+        run: the directory of a finished or unfinished run.
             It may come from someone else: nothing outside of it is read.
         path: the file to write. An existing one is replaced once all samples are written.
 

@@ -152,7 +152,7 @@ def distill(system: System, optimize: OptimizeSettings, settings: DistillSetting
     trained = components_of(keys)
     recipe.check(system, trained, section)
     # a stage of another method starts from the configuration that the earlier stages find
-    if "distill" in (optimize.method, *optimize.baselines):
+    if optimize.method == "distill":
         useful = [name for name in trained if not recipe.obstacle(system, [name])]
         if not useful:
             raise DeclarationError(

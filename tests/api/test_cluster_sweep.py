@@ -19,7 +19,7 @@ from compound.api.sweeps import sweep as sweeps
 from compound.api.sweeps.runs import Stopper
 from compound.api.sweeps.sweep import plan, sweep
 from compound.cluster.handshake import WorkerMismatch
-from compound.core.errors import CompoundError, DeclarationError, RunDirectoryError
+from compound.core.errors import RunDirectoryError
 from compound.optimization.runs.recorder import Interrupted
 from compound.yaml import load
 from run_files import lock_no_folders
@@ -71,13 +71,6 @@ def test_results_are_those_of_a_local_sweep(game: Path, monkeypatch: pytest.Monk
     said.clear()
     assert timeless(run(monkeypatch, None, "there", log=said.append)) == timeless(expected)
     assert sum("finished before" in line for line in said) == 4
-
-
-def test_by_default_each_machine_has_a_run(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.RUNNER", ("optimize.runner", "{ray: {}}"))
-    tasks = ThreadTasks()
-    run(monkeypatch, tasks, methods=("random",), seeds=(0, 1, 2), controls=False)
-    assert tasks.most == len(asyncio.run(tasks.check("{}")))
 
 
 @pytest.mark.slow
@@ -213,19 +206,6 @@ def test_a_sweep_ends_if_another_one_may_use_its_folder(
         run(monkeypatch, tasks, methods=("random",), seeds=(0, 1), log=log)
 
 
-def test_the_reason_of_a_failure_has_the_hint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a task as of a run in this process."""
-
-    def broken(*_: Any) -> Any:
-        raise CompoundError("no candidates", hint="add some")
-
-    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch.propose", broken)
-    how: dict[str, Any] = {"methods": ("random",), "seeds": (0,), "controls": False}
-    for tasks, folder in ((None, "here"), (ThreadTasks(), "there")):
-        facts = run(monkeypatch, tasks, folder, **how)
-        assert facts["runs"][0]["reason"] == "no candidates; add some"
-
-
 def test_tasks_lost_too_often_fail_their_run(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compound.api.sweeps.runs.RESEND_SECONDS", 0)
     facts = run(monkeypatch, ThreadTasks(losses=3), methods=("random",), seeds=(0,))
@@ -279,14 +259,6 @@ def test_a_stop_ends_all_tasks_and_the_same_call_goes_on(
     found = statuses(json.loads(Path("out/sweep.json").read_text()))
     assert found[3] == "unfinished"
     assert timeless(run(monkeypatch, ThreadTasks())) == expected
-
-
-def test_files_without_a_cluster_are_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compound.api.sweeps.sweep.open_tasks", lambda _: ThreadTasks())
-    planned = plan([load(Path("game.yaml"))], ["random"], [0], Path("out"))
-    with pytest.raises(DeclarationError, match=r"needs the same optimize\.runner\.ray in every"):
-        sweep(planned, Path("out"), cluster=True)
-    assert not Path("out").exists()
 
 
 def test_the_command_runs_tasks(game: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:

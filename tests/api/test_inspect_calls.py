@@ -107,15 +107,6 @@ def test_mistakes_are_named(finished: Path, tmp_path: Path) -> None:
         cp.inspect_calls(tmp_path)
 
 
-def test_the_result_of_an_optimization_is_inspected_by_its_path(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cp.inspect_calls(cp.load_result(finished), limit=1)
-    shown = capsys.readouterr().out
-    cp.inspect_calls(finished, limit=1)
-    assert shown == capsys.readouterr().out != ""
-
-
 def test_what_has_no_traces_is_refused() -> None:
     evaluation = cp.evaluate(
         system(), ROWS[:1], "exact_match", engines={"lm": ScriptedLM(reply)}, cache=False

@@ -1,10 +1,9 @@
-"""Interrupting a call: it stops, keeps what was done, and says how to continue; in scripts and in notebooks."""
+"""Interrupting a call: it stops, keeps what was done, and says how to continue."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import importlib
 import os
 import signal
 import subprocess
@@ -50,9 +49,6 @@ def optimize():
         system, data, "exact_match", budget=60, method="random", run_dir="run", progress=False,
         engines={"lm": ScriptedLM(reply, concurrency=1)},
     )
-
-def evaluate():
-    return cp.evaluate(system, rows, "exact_match", engines={"lm": ScriptedLM(reply, concurrency=1, stable_name=True)})
 
 stuck_after = 9
 '''
@@ -180,86 +176,3 @@ def test_an_interrupted_script_continues_where_it_was(tmp_path: Path) -> None:
     ran = python("-c", code, cwd=tmp_path)
     calls, again = map(int, ran.stdout.split())
     assert calls - again == 9  # those of the first process
-
-
-class Kernel:
-    """A real notebook kernel."""
-
-    def __init__(self, folder: Path) -> None:
-        manager: Any = importlib.import_module("jupyter_client.manager")
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "COMPOUND_CACHE": str(folder / "cache"),
-        }
-        self._manager, self._client = manager.start_new_kernel(
-            startup_timeout=GUARD, kernel_name="python3", cwd=str(folder), env=environment
-        )
-
-    def execute(
-        self, code: str, *, interrupt_at: tuple[str, ...] = ()
-    ) -> tuple[dict[str, Any], str]:
-        """Run a cell, interrupting it as each text is printed; returns its reply and what it printed."""
-        waiting, printed = list(interrupt_at), ""
-        number = self._client.execute(code)
-        while True:
-            message = self._client.get_iopub_msg(timeout=GUARD)
-            if message["parent_header"].get("msg_id") != number:
-                continue
-            content = message["content"]
-            if message["msg_type"] == "stream":
-                printed += content["text"]
-            while waiting and waiting[0] in printed:
-                waiting.pop(0)
-                self._manager.interrupt_kernel()
-            if message["msg_type"] == "status" and content["execution_state"] == "idle":
-                break
-        while (reply := self._client.get_shell_msg(timeout=GUARD))["parent_header"][
-            "msg_id"
-        ] != number:
-            pass
-        return reply["content"], printed
-
-    def close(self) -> None:
-        self._client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    made = Kernel(tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["optimize", "evaluate"])
-def test_an_interrupted_cell_stops_and_the_same_cell_continues(kernel: Kernel, what: str) -> None:
-    assert kernel.execute(COMMON)[0]["status"] == "ok"
-    reply, printed = kernel.execute(f"{what}()", interrupt_at=("STUCK",))
-    assert reply["ename"] == "KeyboardInterrupt"
-    assert "stopping; interrupt again to stop at once" in printed
-    told = {"optimize": "progress is saved in run;", "evaluate": "cached calls are reused"}
-    assert told[what] in reply["evalue"]
-    code = f"stuck_after = 10**6; found = {what}(); print(len(answered), len(set(answered)))"
-    reply, printed = kernel.execute(code)
-    assert reply["status"] == "ok"
-    answers, different = map(int, printed.split())
-    assert answers > 9
-    assert answers == different  # no call was made twice
-
-
-@pytest.mark.slow
-def test_a_second_interrupt_of_a_cell_is_immediate(kernel: Kernel) -> None:
-    code = (
-        "import time\nimport compound as cp\n"
-        "def slow(q: str) -> str:\n    print('STUCK', flush=True)\n    time.sleep(3600)\n    return q\n"
-        "system = cp.System('s', outputs={'y': cp.Function('slow', slow)(cp.Input('q'))})\n"
-        "cp.run(system, {'q': '?'})"
-    )
-    reply, _ = kernel.execute(code, interrupt_at=("STUCK", "interrupt again"))
-    assert reply["ename"] == "KeyboardInterrupt"
-    assert "the run of 's' was interrupted" in reply["evalue"]
-    assert kernel.execute("print(6 * 7)")[1] == "42\n"

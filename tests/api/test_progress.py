@@ -76,9 +76,9 @@ def test_an_event_is_one_line_for_each_thing_it_says(event: Mapping[str, Any], t
 class Run:
     """Events of a run by a clock that the test turns."""
 
-    def __init__(self, limits: Mapping[str, Any] | None = None, *baselines: str) -> None:
+    def __init__(self, limits: Mapping[str, Any] | None = None) -> None:
         self.now = 100.0
-        self.course = Course(limits or {"system_runs": 200}, baselines, lambda: self.now)
+        self.course = Course(limits or {"system_runs": 200}, lambda: self.now)
 
     def tell(self, seconds: float, event: str, runs: float = 0.0, **facts: Any) -> list[str]:
         """Let an event happen after some seconds, when some system runs are spent."""
@@ -113,16 +113,12 @@ def test_a_resumed_run_counts_its_own_time_only() -> None:
     assert run.course.seconds_left == pytest.approx(3000)  # it has waited since
 
 
-def test_the_limit_that_is_reached_first_counts_and_baselines_are_named() -> None:
-    run = Run({"system_runs": 1000, "tokens": 100}, "random", "gepa")
+def test_the_limit_that_is_reached_first_counts() -> None:
+    run = Run({"system_runs": 1000, "tokens": 100})
     run.tell(0, "phase", name="searching", total=1000)
     run.tell(100, "call", runs=10, spent={"prompt_tokens": 40, "completion_tokens": 10})
     assert run.course.position == "50%"
-    assert run.course.summary == "about 2 min left, then random, gepa"
-    run.tell(0, "phase", name="searching", total=1000, method="random")
-    run.tell(100, "call", runs=100, method="random")
-    assert run.course.phase == "random: searching"
-    assert run.course.summary == "about 15 min left, then gepa"
+    assert run.course.summary == "about 2 min left"
 
 
 def test_without_limits_nothing_is_said_about_the_end() -> None:
@@ -172,11 +168,11 @@ def test_a_log_has_few_lines_and_no_note_twice(capsys: pytest.CaptureFixture[str
     for second in range(3600):
         run.now += 1
         tell("progress", note=f"{second} candidates", spent={"system_runs": second / 40})
-    tell("outlook", **told, method="random")
-    tell("phase", name="evaluating the start", total=100, method="random")
+    tell("outlook", **told)
+    tell("phase", name="evaluating the start", total=100)
     printed = capsys.readouterr().err.splitlines()
     assert printed[:2] == ["note: with 40 examples, a gain of 0.1 is found", "searching"]
-    assert printed[-1] == "random: evaluating the start"
+    assert printed[-1] == "evaluating the start"
     assert 10 < len(printed) < 25
     assert printed[2] == "  9 candidates" or printed[2].endswith(" · 9 candidates")
     assert "min left" in printed[-2]
@@ -210,14 +206,6 @@ def test_what_stands_below_fits_a_terminal(width: int, encoding: str) -> None:
         assert lines[3].startswith("40 of 200 system runs")
 
 
-def test_events_scroll_above(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(file=io.StringIO(), width=100)
-    screen = Screen(console, Run().course)
-    for event in ({**DECISION, "p": 0.01}, {"event": "call"}, {"event": "progress", "note": "x"}):
-        screen.listen({**event, "spent": {}})
-    assert console.file.getvalue().splitlines() == [format_event({**DECISION, "p": 0.01})]  # type: ignore[attr-defined]
-
-
 def test_every_phase_of_a_run_and_an_evaluation_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,14 +216,11 @@ def test_every_phase_of_a_run_and_an_evaluation_is_named(
     system = cp.System("s", outputs={"answer": node})
     rows = [{"id": str(i), "x": i, "answer": "good"} for i in range(40)]
     data = {"train": rows[:10], "valid": rows[10:25], "test": rows[25:]}
-    given: Any = {"budget": 100, "run_dir": tmp_path / "run", "baselines": ["random"]}
+    given: Any = {"budget": 100, "run_dir": tmp_path / "run"}
     cp.optimize(system, data, "exact_match", **given)
     lines = capsys.readouterr().err.splitlines()
     phases = ["evaluating the start", "searching", "deciding", "testing"]
     assert [line for line in lines if line in phases] == phases
-    assert [line for line in lines if line.removeprefix("random: ") in phases][4:] == [
-        f"random: {phase}" for phase in phases
-    ]
     found = cp.evaluate(system, data, "exact_match", progress=True)
     assert capsys.readouterr().err == "evaluating\n"
     assert found == cp.evaluate(system, data, "exact_match")

@@ -8,8 +8,6 @@ import inspect
 import math
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -76,20 +74,6 @@ def test_a_loaded_system_keeps_the_engines_of_its_file(
     assert cp.evaluate(loaded, ROWS, "exact_match", cache=False).mean == 1.0
     settings = {"model": "openai/gpt-4o-mini", "price": (1.0, 2.0)}
     assert opened == [("litellm", settings)] * 4
-
-
-def test_engines_are_constructed_by_name_and_import_no_library() -> None:
-    code = (
-        "import sys, compound as cp\n"
-        "engine = cp.engines.LiteLLM('openai/gpt-4o-mini', price=(0.15, 0.6))\n"
-        "local, server = cp.engines.Transformers('smollm2', dtype='float32'), cp.engines.VLLM('smollm2')\n"
-        "print(engine.name, local.name, server.name)\n"
-        "print([name for name in ('torch', 'transformers', 'litellm', 'httpx') if name in sys.modules])"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (
-        ran.stdout == "litellm:openai/gpt-4o-mini transformers:smollm2:float32 vllm:smollm2\n[]\n"
-    )
 
 
 def test_engines_by_name_stand_beside_those_by_convention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,22 +296,6 @@ def test_settings_are_given_as_in_a_file(settings: Any, tmp_path: Path) -> None:
     assert found.mean == 1.0
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"methid": "random"}, "methid"),
-        ({"budget": {"system_rnus": 3}}, "system_rnus"),
-        ("random", "settings must be OptimizeSettings or a mapping, but is 'random'"),
-        (["method"], "must be OptimizeSettings or a mapping"),
-    ],
-)
-def test_wrong_settings_are_named(settings: Any, message: str) -> None:
-    engines = {"lm": ScriptedLM(echo)}
-    for call in (cp.optimize, cp.evaluate):
-        with pytest.raises(DeclarationError, match=message):
-            call(system(), SPLITS, "exact_match", settings=settings, engines=engines)
-
-
 def test_a_selector_takes_its_options_as_in_a_file() -> None:
     selectors = [cp.Selector("s", "a", "b"), cp.Selector("s", options=["a", "b"])]
     assert {selector.space.options for selector in selectors} == {("a", "b")}
@@ -335,11 +303,6 @@ def test_a_selector_takes_its_options_as_in_a_file() -> None:
         cp.Selector("s", "a", options=["b"])
     with pytest.raises(DeclarationError, match="not a list"):
         cp.Choice(["a", "b"])  # type: ignore[arg-type]
-
-
-def test_types_may_be_spelled_as_in_a_file() -> None:
-    assert cp.LLM("a", output="int").outputs["output"].type is int
-    assert cp.Port("list[str]") == cp.Port(list[str])
 
 
 class Plain:
@@ -489,36 +452,22 @@ def test_arguments_of_any_wrong_type_raise_no_error_of_python(
     ("call", "message"),
     [
         (
-            lambda cp: cp.Selector("s", options="gpt"),
-            r"options of Selector must be Sequence\[.*\], but is 'gpt'",
-        ),
-        (
             lambda cp: cp.Selector("s", optoins=["a"]),
             "Selector has no argument 'optoins'; did you mean 'options'",
         ),
         (lambda cp: cp.LLM("a", output="itn"), "'itn' is not a type; did you mean 'int'"),
-        (lambda cp: cp.LLM("a", output=[int]), "the type of a port must be a type, but is "),
         (
             lambda cp: cp.Agent("a", [echoed], stop="END"),
             r"stop of Agent must be Sequence\[str\], but is 'END'",
-        ),
-        (
-            lambda cp: cp.components.ExternalAgent("a", command="node agent.mjs"),
-            "command of ExternalAgent must be",
         ),
         (
             lambda cp: cp.optimize("qa.yaml", SPLITS, "exact_match"),
             r"load a file with cp\.load_system",
         ),
         (
-            lambda cp: cp.sweep(system(), SPLITS, "exact_match", "search"),
-            r"methods of sweep .*, but is 'search'",
-        ),
-        (
             lambda cp: cp.OptimizeSettings(method="search", sede=1),
             "unknown setting sede; did you mean 'seed'",
         ),
-        (lambda cp: cp.OptimizeSettings(seed=[1]), "seed: Input should be a valid integer"),
         (lambda cp: cp.Budget(system_runs="3"), "system_runs of Budget must be .*, but is '3'"),
         (
             lambda cp: cp.trace_with("http://localhost:4318"),
@@ -593,5 +542,6 @@ def test_a_sweep_compares_methods_and_seeds_and_is_resumed(tmp_path: Path) -> No
     assert (tmp_path / "sweep" / "sweep.md").is_file()
     assert cp.load_result(tmp_path / "sweep" / "qa" / "random" / "1").before.mean == 1.0
     asked = len(lm.requests)
+    assert asked < sum(run["calls"] for run in facts["runs"])  # methods share equal calls
     assert sweep()["runs"] == facts["runs"]
     assert len(lm.requests) == asked  # everything is stored

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +17,12 @@ from compound.core.errors import (
     RunDirectoryError,
     TooManyFailures,
 )
-from compound.evaluation.evaluate import Summary
 from compound.evaluation.examples import from_text
 from compound.evaluation.metrics.scoring import check_rows
 from compound.metrics import accuracy, exact_match, mrr, recall_at_k, token_f1
 from compound.optimization.runs.directory import RunDirectory, read_json
 from compound.optimization.settings.base import BudgetSettings
-from compound.report import summarize, write
+from compound.report import summarize
 from compound.testing import ScriptedLM
 
 QA = """
@@ -127,14 +125,6 @@ class TestModels:
             run(tmp_path / "run", lm)
         result = run(tmp_path / "run", lm, settings=settings(max_failed=1.0))
         assert (result.path / "best.json").exists()
-
-    def test_the_report_names_the_models_without_opening_them(self, tmp_path: Path) -> None:
-        run(tmp_path / "run", named("litellm:openai/small"))
-        assert summarize(tmp_path / "run")["provenance"]["engines"] == {
-            "lm": "litellm:openai/small"
-        }
-        write(tmp_path / "run")
-        assert "lm = litellm:openai/small" in (tmp_path / "run" / "report.md").read_text()
 
     @pytest.mark.parametrize(
         ("number", "message"),
@@ -442,39 +432,6 @@ class TestChanges:
 
 
 class TestMessages:
-    def test_decisions_and_candidates_are_told_in_the_right_number(self, tmp_path: Path) -> None:
-        found = run(tmp_path / "run", named("small"))
-        told = "\n".join(summarize(tmp_path / "run")["detectable"]["told"])
-        assert re.search(
-            r"with this budget each job can compare on train examples: \w+ \d+ candidates? \(", told
-        )
-        assert "candidates that each job" not in told
-        state = (found.path / "checkpoint.json").read_text()
-        assert "all 1 planned" not in state
-
-    def test_a_limit_that_is_a_part_of_the_budget_says_the_whole(self) -> None:
-        from compound.core.engine import Usage
-        from compound.execution.budget import Meter
-
-        budget = BudgetSettings(calls=10, tokens=100, cost=1, minutes=5)
-        meter = Meter(
-            budget.search(), whole=budget.total(), rest="the rest is reserved for the test split"
-        )
-        for usage, said in (
-            (
-                Usage(9),
-                "to 9, above the limit of 8 (10 in total; the rest is reserved for the test split)",
-            ),
-            (Usage(0, 90), "to 90, above the limit of 80 (100 in total; the rest"),
-            (Usage(cost=0.9), "$0.9000, above the limit of $0.8000 ($1.0000 in total; the rest"),
-        ):
-            assert said in meter._limit_problem(usage)
-        meter._earlier_seconds = 240.0
-        assert (
-            "4.0 of 4 minutes are used (5 in total; the rest is reserved"
-            in meter._limit_problem(Usage())
-        )
-
     def test_a_missing_input_is_told_in_the_words_of_the_door(self, qa: Path, cli: Any) -> None:
         ran = cli("run", "qa.yaml")
         assert ran.code == 2
@@ -529,36 +486,6 @@ class TestMessages:
             in ran.out
         )
         assert "all rows are used" not in cli("check", "qa.yaml").out
-
-    def test_an_interval_beside_a_one_sided_p_says_that_it_is_two_sided(self) -> None:
-        from compound.report.facts import describe_result
-
-        side: Summary = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 20, "failed": 0}
-        gain = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}
-        facts = {
-            **dict.fromkeys(("missing", "test_skipped", "bounds_violation", "stopped"), ""),
-            **dict.fromkeys(("decisions", "retries", "cost_notes", "jobs"), ()),
-            **{"detectable": {}, "proposals": None, "bounds": [0, 1], "changes": ["a.prompt"]},
-            "provenance": {"data": {"test": {"n": 20}}},
-            "test": {"before": side, "after": side, "gain": gain},
-        }
-        told = "the interval, which is two-sided, includes zero"
-        assert told in describe_result(facts)["sentence"]
-        gain["p"] = 0.2
-        assert "the interval includes zero" in describe_result(facts)["sentence"]
-
-    def test_a_folder_that_is_no_run_is_not_called_damaged(self, qa: Path, cli: Any) -> None:
-        ran = cli("runs", "verify", "runs/nope")
-        assert (ran.code, ran.out) == (1, "runs/nope: not a run directory\n")
-
-    def test_the_page_of_keys_has_no_python_types_and_describes_every_key_of_a_metric(self) -> None:
-        pages = (Path(__file__).parents[2] / "docs" / "reference").glob("yaml*.md")
-        page = "".join(path.read_text("utf-8") for path in pages)
-        assert "FieldInfo" not in page
-        assert "| `price` | two numbers |" in page
-        for name in ("token_f1", "recall_at_k"):
-            table = page.split(f"<!-- keys metric {name} -->")[1].split("<!-- end -->")[0]
-            assert "|  |" not in table
 
 
 def test_the_advice_after_too_many_failures_can_be_followed() -> None:

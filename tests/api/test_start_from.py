@@ -73,12 +73,6 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> cp.Result:
         return run(tmp_path_factory.mktemp("first") / "run", 300)
 
 
-@pytest.mark.slow
-def test_the_start_of_the_run_says_what_it_uses(first: cp.Result, tmp_path: Path) -> None:
-    result = run(tmp_path / "run", 60, seed=3, start_from=first.path)
-    assert any(f"starts from the result of {first.path}, with " in note for note in result.notes)
-
-
 def test_a_run_starts_from_the_result_and_compares_the_declared_system(
     first: cp.Result, tmp_path: Path
 ) -> None:

@@ -260,7 +260,6 @@ PRICED = "{litellm: {model: openai/x, price: [1, 1]}}"
         ("transformers", PRICED, "optimize.method=hbc"),
         ("sklearn", PRICED, "optimize.method=optimas"),
         ("peft", PRICED, "optimize={method: optimas, optimas: {reward: {lora: {}}}}"),
-        ("sklearn", PRICED, "optimize.baselines=[optimas]"),
         ("wandb", PRICED, "optimize.trackers=[wandb]"),
         ("ray", PRICED, "optimize.runner={ray: {workers: 2}}"),
     ],

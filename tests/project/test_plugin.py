@@ -56,7 +56,17 @@ def test_a_file_uses_them(installed: Path) -> None:
     found = json.loads(ran.stdout)
     assert found["configuration"]["question_template.text"] == "{}"
     assert found["test_after"]["mean"] > found["test_before"]["mean"] + 0.4
-    assert list(found["baselines"]) == ["hill_climb"]
+    swept = (
+        "sweep",
+        "system.yaml",
+        "--methods",
+        "hill_climb",
+        "--no-controls",
+        "--json",
+        "--quiet",
+    )
+    ran = run(installed, "compound", *swept)
+    assert [each["status"] for each in json.loads(ran.stdout)["runs"]] == ["finished"], ran.stderr
 
 
 def test_an_unknown_setting_is_reported_at_its_place(installed: Path) -> None:

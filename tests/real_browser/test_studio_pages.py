@@ -107,7 +107,7 @@ def test_arrows_lead_to_the_next_example_and_training_step(page: Any, studio: st
     page.goto(studio + PAGES["training"])
     with page.expect_navigation():
         page.keyboard.press("ArrowLeft")
-    assert page.locator("option[selected]").text_content() == "search, job 1, step 2"
+    assert page.locator("option[selected]").text_content() == "job 1, step 2"
 
 
 def test_tokens_differ_without_colour(page: Any, studio: str) -> None:

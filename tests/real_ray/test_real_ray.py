@@ -243,4 +243,4 @@ def test_machines_that_do_not_share_the_folder_of_a_sweep_are_refused(
 
 
 def _of_another_folder(self: ClusterRuns, files: list[SweepFile]) -> MachineCheck:
-    return MachineCheck(folder=str(self._folder), token="another", files=files)
+    return MachineCheck(folder=str(self.folder.absolute()), token="another", files=files)

@@ -28,7 +28,6 @@ SMALL = {
     "optimize.valid_size": "16",
     "optimize.test_size": "12",
     "optimize.budget.system_runs": "150",
-    "optimize.baselines": "[]",
     "optimize.candidates": "4",
 }
 NEWER = {

@@ -95,8 +95,8 @@ def method(path: Path) -> dict[str, Any]:
     """Return the facts of a run's own method."""
     facts = training_facts(path)
     assert facts is not None
-    assert "methods" in facts, facts
-    found: Any = facts["methods"][0]
+    assert "jobs" in facts, facts
+    found: Any = facts
     return cast("dict[str, Any]", found)
 
 
@@ -311,20 +311,6 @@ class TestFacts:
         assert "| 1 | MMGRPO | 1 |" in text
         assert "5 steps" in text
 
-    def test_baselines_have_their_own(self, tmp_path: Path) -> None:
-        path = run(tmp_path / "run", [record(reward=0.1)])
-        other = run(path / "baselines" / "mygo", [record(reward=0.9, recipe="MyGO"), record(1)])
-        (other / "config.json").write_text(
-            json.dumps({"optimize": {"seed": SEED, "method": "mygo"}})
-        )
-        run(path / "baselines" / "random", [])
-        facts = training_facts(path)
-        assert facts is not None
-        assert [(m["method"], m["totals"]["steps"]) for m in facts["methods"]] == [
-            ("mmgrpo", 1),
-            ("mygo", 2),
-        ]
-
 
 # --- the figure ---------------------------------------------------------------------------------------------
 
@@ -418,17 +404,14 @@ class TestSection:
             record(i, keys=[], recipe=hostile, components={hostile: component()}) for i in range(3)
         ]
         path = whole(tmp_path / "run", steps)
-        whole(path / "baselines" / "mygo", steps, "mygo")
         write(path)
         page = Page((path / "report.html").read_text())
         assert len(page.ids) == len({*page.ids})
-        assert page.text.count("Mean reward of rollouts") == 2
-        assert "Method mygo:" in page.text
+        assert page.text.count("Mean reward of rollouts") == 1
         assert hostile in page.text
         assert "training" in page.ids
         text = section(path)
-        assert text.count("the tables hold its numbers") == 2
-        assert "Method mygo:" in text
+        assert text.count("the tables hold its numbers") == 1
         assert "<b" not in text.replace("\\<b", "")
 
     def test_records_that_cannot_be_read_are_named_and_the_rest_stands(

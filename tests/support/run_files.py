@@ -31,23 +31,20 @@ def finished_run(path: Path, **settings: Any) -> Path:
 
 
 def without_checksums(path: Path) -> Path:
-    """Rewrite a run's files, and those of its baselines, without checksums."""
-    for folder in (path, *path.glob("baselines/*")):
-        for name in APPENDED:
-            if (folder / name).exists():
-                lines = [json.dumps(record) + "\n" for record in read_records(folder, name)]
-                (folder / name).write_text("".join(lines))
-        for name in ("config.json", "checkpoint.json"):
-            if (folder / name).exists():
-                value = read_json(folder, name)
-                if name == "checkpoint.json":
-                    sizes = {
-                        n: (folder / n).stat().st_size if (folder / n).exists() else 0
-                        for n in APPENDED
-                    }
-                    kept = ("format", "step", "state")
-                    value = {**{name: value[name] for name in kept}, "lengths": sizes}
-                (folder / name).write_text(json.dumps(value, indent=1))
+    """Rewrite the files of a run without checksums."""
+    for name in APPENDED:
+        if (path / name).exists():
+            lines = [json.dumps(record) + "\n" for record in read_records(path, name)]
+            (path / name).write_text("".join(lines))
+    for name in ("config.json", "checkpoint.json"):
+        if (path / name).exists():
+            value = read_json(path, name)
+            if name == "checkpoint.json":
+                files = {n: path / n for n in APPENDED}
+                sizes = {n: f.stat().st_size if f.exists() else 0 for n, f in files.items()}
+                kept = ("format", "step", "state")
+                value = {**{name: value[name] for name in kept}, "lengths": sizes}
+            (path / name).write_text(json.dumps(value, indent=1))
     return path
 
 

@@ -101,7 +101,6 @@ def case(name: str, tokenizer: Path, *, sleep: bool) -> dict[str, object]:
             {
                 "method": "mmgrpo",
                 "seed": 0,
-                "baselines": (),
                 "valid_size": EXAMPLES,
                 "mmgrpo": {
                     "steps": STEPS,

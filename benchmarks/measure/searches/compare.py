@@ -101,7 +101,6 @@ class Measurement:
             update={
                 "method": method,
                 "seed": seed,
-                "baselines": (),
                 "test_size": 2,
                 "budget": BudgetSettings(system_runs=budget),
             }

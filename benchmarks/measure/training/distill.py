@@ -40,11 +40,9 @@ DISTILLATION = {"method": "distill", "distill": TRAINING, "budget.system_runs": 
 
 
 def program_with(settings: Mapping[str, object]) -> Program:
-    """Return Atlas with other settings of the optimization, and no baseline."""
-    given = {"baselines": [], **settings}
-    return load(
-        ATLAS, overrides=[(f"optimize.{name}", json.dumps(value)) for name, value in given.items()]
-    )
+    """Return Atlas with other settings of the optimization."""
+    overrides = [(f"optimize.{name}", json.dumps(value)) for name, value in settings.items()]
+    return load(ATLAS, overrides=overrides)
 
 
 def run(program: Program, folder: Path, start: Configuration | None = None) -> None:

@@ -345,7 +345,6 @@ def prefilled(method: str) -> dict[str, object]:
         {
             **program.optimize.given,
             "method": method,
-            "baselines": (),
             "valid_size": 5,
             "test_size": 1,
             method: {"steps": 1, "optimizer": {"lr": 1e-3}},

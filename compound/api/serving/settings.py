@@ -174,25 +174,24 @@ class Deployments:
     async def reload(self) -> bool:
         """Read the file again, and return whether it is in use now."""
         async with self._reloading:
-            return await self._reload()
-
-    async def _reload(self) -> bool:
-        self._seen = await asyncio.to_thread(self._signature)
-        try:
-            found = await asyncio.to_thread(self._load)
-            if self.prepare is not None and found.digest != self.current.digest:
-                await self.prepare(found.system)
-        except Exception as error:  # noqa: BLE001 - a damaged file must not end the server, or its watch
-            self.problem = sanitize_text(str(error))
-            LOG.warning("the configuration stays %s: %s", self.current.digest[:12], self.problem)
-            self._on_reload(False)
-            return False
-        self.problem = ""
-        if found.digest != self.current.digest:
-            LOG.warning("configuration %s replaces %s", found.digest[:12], self.current.digest[:12])
-            self.current = found
-        self._on_reload(True)
-        return True
+            self._seen = await asyncio.to_thread(self._signature)
+            try:
+                found = await asyncio.to_thread(self._load)
+                if self.prepare is not None and found.digest != self.current.digest:
+                    await self.prepare(found.system)
+            except Exception as error:  # noqa: BLE001 - a damaged file must not end the server, or its watch
+                self.problem = sanitize_text(str(error))
+                used = self.current.digest[:12]
+                LOG.warning("the configuration stays %s: %s", used, self.problem)
+                self._on_reload(False)
+                return False
+            self.problem = ""
+            if found.digest != self.current.digest:
+                names = found.digest[:12], self.current.digest[:12]
+                LOG.warning("configuration %s replaces %s", *names)
+                self.current = found
+            self._on_reload(True)
+            return True
 
     async def watch(self, seconds: float) -> None:
         """Reload the file whenever it changes; never returns."""

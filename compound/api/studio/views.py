@@ -377,13 +377,10 @@ def training(run: Run, options: Options) -> View:
     """Return the curves of training, and the answers of a step with their advantages by token."""
     files = ("events.jsonl", MEMORY)
     facts = run.remember("training facts", files, lambda: training_facts(run.folder.path))
-    methods = [] if facts is None or "problem" in facts else facts["methods"]
-    recorded = shown_steps(run.record) if methods else []
-    steps = {f"{m}/{job}/{n + 1}": step for m, job, n, step in recorded}
-    curves = [
-        run.remember(f"training {n}", files, partial(_curves, method["jobs"], n))
-        for n, method in enumerate(methods)
-    ]
+    is_known = facts is not None and "problem" not in facts
+    recorded = shown_steps(run.record) if is_known else []
+    steps = {f"{job}/{place + 1}": step for job, place, step in recorded}
+    jobs = facts["jobs"] if facts is not None and is_known else []
     names = ["", *steps, ""]
     place = names.index(options["at"]) if options.get("at") in steps else len(steps)
     at = names[place]
@@ -391,10 +388,8 @@ def training(run: Run, options: Options) -> View:
     sizes = [abs(value) for group in groups for each in group.answers for value in each.by_token]
     return "training.html", {
         "facts": facts,
-        "methods": [
-            {**method, "curves": curves[place], "trained": trained_components(method)}
-            for place, method in enumerate(methods)
-        ],
+        "curves": run.remember("curves", files, partial(_curves, jobs)) if jobs else None,
+        "trained": trained_components({"jobs": jobs}),
         "steps": names[1:-1],
         "at": at,
         "before": names[place - 1],
@@ -403,10 +398,11 @@ def training(run: Run, options: Options) -> View:
     }
 
 
-def _curves(jobs: Sequence[dict[str, Any]], place: int) -> Figure | None:
-    """Return the curves of a method; ``None`` without numbers."""
-    name = f"training{place or ''}"
-    return draw_figure(name, partial(training_svg, jobs, name)) if panels_with_data(jobs) else None
+def _curves(jobs: Sequence[dict[str, Any]]) -> Figure | None:
+    """Return the curves of training; ``None`` without numbers."""
+    if not panels_with_data(jobs):
+        return None
+    return draw_figure("training", lambda: training_svg(jobs, "training"))
 
 
 def _tokens_of(group: ShownGroup, most: float) -> dict[str, Any]:

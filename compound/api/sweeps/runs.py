@@ -51,9 +51,7 @@ class PlannedRun:
     @property
     def settings(self) -> OptimizeSettings:
         """The settings of the run."""
-        return self.program.optimize.model_copy(
-            update={"method": self.method, "seed": self.seed, "baselines": ()}
-        )
+        return self.program.optimize.model_copy(update={"method": self.method, "seed": self.seed})
 
     @property
     def finished(self) -> bool:
@@ -86,8 +84,12 @@ class PlannedRun:
         optimize = self.program.optimize.model_copy(update={"runner": None})
         return replace(self, program=replace(self.program, optimize=optimize))
 
-    def execute(self, folder: Path, watch: Watch, stopper: Stopper) -> None:
+    def execute(
+        self, folder: Path, watch: Watch, stopper: Stopper, calls_of: Sequence[Path] = ()
+    ) -> None:
         """Execute or resume the run; a file ``STOP`` in the sweep's folder stops it after its step.
+
+        Calls that runs in ``calls_of`` made are not made again, but charged.
 
         Raises:
             Interrupted: the run was stopped.
@@ -102,6 +104,10 @@ class PlannedRun:
                     stopper.stop()
                 listener(event)
 
+            def start(recorder: Recorder) -> None:
+                recorder.use_calls_of(*map(UntrustedFolder, calls_of))
+                stopper.attach(recorder)
+
             run_optimization(
                 program.system,
                 program.data,
@@ -112,7 +118,7 @@ class PlannedRun:
                 folder=program.folder,
                 text=program.text,
                 listener=listen,
-                on_start=stopper.attach,
+                on_start=start,
             )
 
     def __str__(self) -> str:
@@ -289,24 +295,21 @@ def open_tasks(settings: RaySettings) -> RayTasks:
     )
 
 
+@dataclass
 class ClusterRuns:
     """Executes runs as tasks: ``settings.workers`` at a time, by default one per machine."""
 
-    def __init__(
-        self,
-        runs: Sequence[PlannedRun],
-        folder: Path,
-        settings: RaySettings,
-        tasks: RayTasks,
-        report: Report,
-        log: Callable[[str], None],
-        stopper: Stopper,
-    ) -> None:
-        self._runs = runs
-        self._folder, self._place = folder.absolute(), UntrustedFolder(folder)
-        self._tasks, self._report, self._log, self._stopper = tasks, report, log, stopper
-        self._workers = settings.workers
-        self._resends_left = settings.max_restarts
+    runs: Sequence[PlannedRun]
+    folder: Path
+    settings: RaySettings
+    tasks: RayTasks
+    report: Report
+    log: Callable[[str], None]
+    stopper: Stopper
+
+    def __post_init__(self) -> None:
+        self._place = UntrustedFolder(self.folder)
+        self._resends_left = self.settings.max_restarts
         self._token = secrets.token_hex(16)
         self._files: dict[str, SweepFile] = {}
 
@@ -318,17 +321,17 @@ class ClusterRuns:
                 spent.
         """
         waiting = []
-        for number, run in enumerate(self._runs, 1):
-            place = f"[{number} of {len(self._runs)}] {run}"
+        for number, run in enumerate(self.runs, 1):
+            place = f"[{number} of {len(self.runs)}] {run}"
             if run.inapplicable or run.finished:
-                self._log(f"{place}: {run.inapplicable or 'finished before'}")
+                self.log(f"{place}: {run.inapplicable or 'finished before'}")
             else:
                 waiting.append((run, place))
         if not waiting:
             return
         try:
             machines = await self._check({run.file: run for run, _ in waiting})
-            places = asyncio.Semaphore(self._workers or machines)
+            places = asyncio.Semaphore(self.settings.workers or machines)
             watching = asyncio.create_task(self._forward_stop())
             try:
                 async with asyncio.TaskGroup() as group:
@@ -339,9 +342,9 @@ class ClusterRuns:
             finally:
                 watching.cancel()
         finally:
-            await self._tasks.aclose()
+            await self.tasks.aclose()
             self._place.remove(TOKEN)
-            if self._stopper.is_requested:
+            if self.stopper.is_requested:
                 self._place.remove(
                     STOP
                 )  # else the same command would stop again instead of resuming
@@ -355,7 +358,7 @@ class ClusterRuns:
             )
         self._place.write(TOKEN, self._token)
         check = self._machine_check(list(self._files.values()))
-        answers = await self._tasks.check(check.model_dump_json())
+        answers = await self.tasks.check(check.model_dump_json())
         for machine, answer in answers.items():
             found = _read(answer)
             if found.status != "finished":
@@ -365,36 +368,36 @@ class ClusterRuns:
         return len(answers)
 
     def _machine_check(self, files: list[SweepFile]) -> MachineCheck:
-        return MachineCheck(folder=str(self._folder), token=self._token, files=files)
+        return MachineCheck(folder=str(self.folder.absolute()), token=self._token, files=files)
 
     async def _forward_stop(self) -> None:
         """Stop the tasks by a file in the sweep's directory when the sweep is asked to stop."""
-        while not self._stopper.is_requested:
+        while not self.stopper.is_requested:
             if self._place.kind(STOP) is not None:
-                self._stopper.stop()
+                self.stopper.stop()
             await asyncio.sleep(WATCH_SECONDS)
         self._place.write(STOP, "")
 
     async def _run(self, run: PlannedRun, place: str, places: asyncio.Semaphore) -> None:
         async with places:
-            if self._stopper.is_requested:
+            if self.stopper.is_requested:
                 return
-            self._log(place)
+            self.log(place)
             try:
                 text = await asyncio.to_thread(self._task, run)
                 result = await self._result(text, place)
             except Exception as error:  # noqa: BLE001 - one run's failure must not end the others
                 result = TaskResult(status="failed", message=error_text(error))
         if result.status == "interrupted":
-            self._stopper.stop()
+            self.stopper.stop()
             return
         problem = result.text if result.status == "failed" else ""
         if not problem and not run.finished:
             problem = (
                 f"its task has ended, but {run.path} is not finished here: is the folder shared?"
             )
-        self._log(f"{place} failed: {problem}" if problem else f"{place}: finished")
-        self._report(run, problem)
+        self.log(f"{place} failed: {problem}" if problem else f"{place}: finished")
+        self.report(run, problem)
 
     def _task(self, run: PlannedRun) -> str:
         task = RunTask(
@@ -410,13 +413,13 @@ class ClusterRuns:
         """Run a task, and again if it is lost."""
         while True:
             try:
-                return _read(await self._tasks.run(text))
+                return _read(await self.tasks.run(text))
             except WorkerLost as error:
                 if self._resends_left == 0:
                     message = f"its task was lost ({error}), and max_restarts is used up"
                     return TaskResult(status="failed", message=message)
                 self._resends_left -= 1
-                self._log(f"{place} was lost ({error}), and will be resumed")
+                self.log(f"{place} was lost ({error}), and will be resumed")
                 await asyncio.sleep(RESEND_SECONDS)
 
 

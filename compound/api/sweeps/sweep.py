@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compound.api.description import FOR_MEMORY, describe, list_changes
+from compound.api.description import FOR_MEMORY, describe
 from compound.api.sweeps.controls import CONSTANT, DIRECT, Control
 from compound.api.sweeps.runs import (
     ClusterRuns,
@@ -30,6 +30,7 @@ from compound.core.errors import DeclarationError, RunDirectoryError
 from compound.core.loops import run_blocking
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.locking import Lock
+from compound.optimization.runs.changes import list_changes
 from compound.optimization.runs.directory import write_atomically
 from compound.optimization.runs.recorder import STOP, Interrupted
 from compound.optimizers import methods
@@ -142,7 +143,7 @@ def _execute_here(table: _Table, watch: Watch, log: Log, stopper: Stopper) -> Fa
             _stop_if_requested(stopper, folder)
             log(place)
             try:
-                run.execute(folder, watch, stopper)
+                run.execute(folder, watch, stopper, table.finished_beside(run))
             except KeyboardInterrupt:
                 table.write()
                 raise
@@ -181,6 +182,11 @@ class _Table:
         log(str(control))
         self.evaluated.append(control.run())
         return self.write()
+
+    def finished_beside(self, run: PlannedRun) -> list[Path]:
+        """Return the finished runs of the same file and seed."""
+        place = run.file, run.seed
+        return [r.path for r in self.runs if (r.file, r.seed) == place and r.finished]
 
     def controls_after(self, run: PlannedRun) -> list[Control]:
         """Return the controls of a run's file and seed if it is the last run of them."""

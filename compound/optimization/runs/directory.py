@@ -27,7 +27,6 @@ from compound.optimization.runs.state import FORMAT, Checkpoint, OptimizationSta
 FULL_MESSAGES = ("No space left", "disk is full")  # messages of safetensors and SQLite
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 CONFIG, CHECKPOINT = "config.json", "checkpoint.json"
-BASELINES = "baselines"  # folder with the runs of baselines
 PILOT = "pilot"  # folder with the calls of a dry run, which a run uses
 _BEFORE_CONFIG = re.compile(r"lock|pilot|system\.yaml|\.(system\.yaml|config\.json)(\..+)?\.tmp")
 _WRITER = ThreadPoolExecutor(thread_name_prefix="checkpoint")
@@ -394,20 +393,6 @@ def read_records(place: str | Path | UntrustedFolder, name: str = "") -> Iterato
             raise RunDirectoryError(f"{folder}/{name}:{error}") from None
         except OSError as error:
             raise RunDirectoryError(f"{folder}/{name} cannot be read: {error.strerror}") from error
-
-
-def baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
-    """Return the run directories of a run's baselines.
-
-    Raises:
-        RunDirectoryError: the configuration of one of them is missing.
-    """
-    inside = folder.below(BASELINES)
-    places = [inside.below(name) for name in inside.names() if inside.kind(name) == "folder"]
-    for place in places:
-        if place.kind(CONFIG) is None and not all(map(_BEFORE_CONFIG.fullmatch, place.names())):
-            raise RunDirectoryError(f"{place}/{CONFIG} is missing", hint="restore it from a copy")
-    return [place for place in places if place.kind(CONFIG) is not None]
 
 
 def last_checksum(folder: UntrustedFolder, name: str, size: int) -> str:

@@ -22,7 +22,7 @@ spent so far as ``spent``; its file has a checksum per line (`compound.core.stor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,6 @@ class Recorder:
 
     Args:
         run: the run directory; closed if it cannot be restored.
-        parent: the main run of a baseline, whose cache is shared but charged; both stop together.
         listener: receives each event, and ``call``, ``notice`` and ``phase``, which are not recorded.
 
     Attributes:
@@ -66,24 +65,20 @@ class Recorder:
         written: what the next checkpoint waits for; see `compound.optimization.method.Progress`.
     """
 
-    def __init__(
-        self, run: RunDirectory, *, parent: Recorder | None = None, listener: Listener | None = None
-    ) -> None:
+    def __init__(self, run: RunDirectory, *, listener: Listener | None = None) -> None:
         self.run = run
+        self._others: list[DiskCache] = []
         try:
             stored = run.restore()
             if run.folder.kind(MEMORY_FOLDER) == "folder":
                 discard_temporaries(run.path / MEMORY_FOLDER)
-            self._pilot = _open_pilot(run) if parent is None else None
-            own = DiskCache(run.path / CACHE, step=run.step, recorded=run.cached)
+            self._disk = DiskCache(run.path / CACHE, step=run.step, recorded=run.cached)
+            self.cache: Cache = self._disk
+            self.use_calls_of(run.folder.below(PILOT))
         except BaseException:
             run.close()
             raise
         self.state = stored or OptimizationState()
-        below = self._pilot if parent is None else parent.cache
-        self.cache: Cache = own if below is None else _Layered(own, below)
-        self._parent = parent
-        self._disk = own
         self._listeners = [listener] if listener is not None else []
         self.on_record: list[Listener] = []
         self.written: Callable[[], None] | None = None
@@ -98,11 +93,16 @@ class Recorder:
         for meter, stored in zip(self._meters, self.state.meters, strict=False):
             meter.restore(stored)
 
+    def use_calls_of(self, *folders: UntrustedFolder) -> None:
+        """Make no calls that other runs have recorded, but charge them like new ones."""
+        found = [folder for folder in folders if folder.kind(CACHE) is not None]
+        self._others += [DiskCache(folder.path / CACHE) for folder in found]
+        if self._others:
+            self.cache = _Layered(self._disk, self._others)
+
     def stop(self) -> None:
-        """Stop the run, and its main run, after the next checkpoint."""
+        """Stop the run after the next checkpoint."""
         self._stop = True
-        if self._parent is not None:
-            self._parent.stop()
 
     def event(self, event: str, **facts: object) -> None:
         """Record an event and checkpoint the state, after notes about damaged cache entries."""
@@ -137,22 +137,14 @@ class Recorder:
         self._disk.step = self.run.step
 
     def _stop_if_requested(self) -> None:
-        if self._is_stop_requested() and not self.state.done:
+        is_requested = self._stop or self.run.folder.kind(STOP) is not None
+        if is_requested and not self.state.done:
             self.run.flush()
-            self._remove_stop_files()
+            self.run.folder.remove(STOP)
             raise Interrupted(
                 f"stopped; progress is saved in {self.run.path}",
                 hint="run the same command to resume",
             )
-
-    def _is_stop_requested(self) -> bool:
-        above = self._parent is not None and self._parent._is_stop_requested()
-        return self._stop or self.run.folder.kind(STOP) is not None or above
-
-    def _remove_stop_files(self) -> None:
-        self.run.folder.remove(STOP)
-        if self._parent is not None:
-            self._parent._remove_stop_files()
 
     @property
     def memory(self) -> RunMemory:
@@ -224,16 +216,8 @@ class Recorder:
         self.run.close()
 
     def _close_caches(self) -> None:
-        self._disk.close()
-        if self._pilot is not None:
-            self._pilot.close()
-
-
-def _open_pilot(run: RunDirectory) -> DiskCache | None:
-    if run.folder.kind(PILOT) != "folder":
-        return None
-    folder = run.folder.below(PILOT)
-    return None if folder.kind(CACHE) is None else DiskCache(folder.path / CACHE)
+        for cache in (self._disk, *self._others):
+            cache.close()
 
 
 class RunMemory:
@@ -268,17 +252,17 @@ class RunMemory:
 
 
 class _Layered:
-    """A cache on top of another; entries of the other are copied, and charged like new calls."""
+    """A cache on top of others; their entries are copied, and charged like new calls."""
 
-    def __init__(self, own: DiskCache, parent: Cache) -> None:
-        self._own = own
-        self._parent = parent
+    def __init__(self, own: DiskCache, others: Sequence[DiskCache]) -> None:
+        self._own, self._others = own, others
         self._borrowed: set[str] = set()
 
     def get(self, key: str) -> Mapping[str, Any] | None:
         found = self._own.get(key)
         if found is None:
-            found = self._parent.get(key)
+            each = (other.get(key) for other in self._others)
+            found = next((result for result in each if result is not None), None)
             if found is not None:
                 self._own.put(key, found)
                 self._borrowed.add(key)

@@ -342,8 +342,6 @@ class CommonSettings(Settings):
     has no unused ones, is kept for second looks at changes that the first look does not decide."""
     repeats: int = Field(default=1, ge=1)
     """Number of runs per example when a stochastic system is evaluated."""
-    baselines: tuple[MethodName, ...] = ()
-    """Methods to run in addition to the main one, each with the same budget, for comparison in the report."""
     trackers: tuple[TrackerName, ...] = ()
     """Experiment trackers that receive the run: `tensorboard` (an event file in the run directory), `mlflow`,
     `wandb`. The trackers' own environment variables, such as `MLFLOW_TRACKING_URI` or `WANDB_PROJECT`, state

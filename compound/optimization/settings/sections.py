@@ -77,6 +77,7 @@ ELSEWHERE: Mapping[str, str] = {
 # Settings that were removed, by the end of their path, and what to do instead.
 GONE: Mapping[str, str] = {
     "better_together.interleave": "list the search of prompts as a stage: stages: [gepa, mmgrpo, gepa]",
+    "baselines": "compare methods by: compound sweep FILE --methods search,random",
     "critic.adapter": "the value head reads the states of the policy, as with null before",
 }
 # where a method's section may hold them
@@ -160,7 +161,7 @@ def _own_methods(values: Mapping[str, object]) -> Iterator[str]:
     stages = (
         together.get("stages") if isinstance(together, Mapping) else getattr(together, "stages", ())
     )
-    for names in ([values.get("method")], values.get("baselines"), stages, list(values)):
+    for names in ([values.get("method")], stages, list(values)):
         if isinstance(names, Sequence) and not isinstance(names, str):
             texts = (name for name in names if isinstance(name, str))
             yield from (name for name in texts if ":" in name or name in installed())

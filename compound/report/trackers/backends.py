@@ -25,13 +25,12 @@ Status = Literal["finished", "interrupted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run as its tracker shows it; ``parent`` is the id of the main run of a baseline."""
+    """A run as its tracker shows it."""
 
     name: str
     system: str
     folder: Path
     parameters: Mapping[str, str] = field(default_factory=dict)
-    parent: str = ""
 
 
 class Tracker(Protocol):
@@ -58,7 +57,6 @@ class Tracker(Protocol):
         ...
 
 
-PARENT = "mlflow.parentRunId"  # shows the run below its parent
 MLFLOW_TAG = "compound.run"  # tag of all runs that were started here
 STATUSES: Mapping[Status, str] = {
     "finished": "FINISHED",
@@ -93,8 +91,6 @@ class MLflowTracker:
         found = self._find(previous)
         if found is None:
             tags = {MLFLOW_TAG: str(run.folder.absolute())}
-            if run.parent:
-                tags[PARENT] = run.parent
             found = self._client.create_run(self._experiment(run), tags=tags, run_name=run.name)
         else:
             self._client.update_run(previous, status="RUNNING")
@@ -140,8 +136,6 @@ class MLflowTracker:
 
     def _experiment(self, run: TrackedRun) -> str:
         """Return the id of the experiment, which is created if it does not exist."""
-        if run.parent:
-            return str(self._client.get_run(run.parent).info.experiment_id)
         if identity := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return identity
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or sanitize_text(run.system)
@@ -212,7 +206,7 @@ class WandbTracker:
         return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai") if sends else ""
 
     def start(self, run: TrackedRun, previous: str) -> str:
-        """Start or continue a run; baselines are in the group of their main run.
+        """Start or continue a run.
 
         The id of a previous run is read from the run directory, whose author could name any run.
         """
@@ -223,11 +217,10 @@ class WandbTracker:
             project=os.environ.get("WANDB_PROJECT") or run.system,
             id=identity,
             name=run.name,
-            group=run.parent or identity,
-            job_type="baseline" if run.parent else "optimize",
+            job_type="optimize",
             config=dict(run.parameters),
             resume="allow",
-            reinit="create_new",  # baselines run while the main run is open
+            reinit="create_new",  # the user may have a run of their own open
             save_code=False,
             dir=os.environ.get("WANDB_DIR"),
             settings=wandb.Settings(console="off", disable_git=True, silent=True),

@@ -31,7 +31,6 @@ from compound.execution.rng import derive_seed
 from compound.optimization.runs.directory import (
     CONFIG,
     RunDirectory,
-    baselines,
     load_checkpoint,
     read_json,
     read_records,
@@ -139,14 +138,12 @@ class Position(BaseModel):
 class Follower:
     """Logs the record of a run directory to one tracker."""
 
-    def __init__(self, name: TrackerName, folder: Path, parent: Follower | None = None) -> None:
+    def __init__(self, name: TrackerName, folder: Path) -> None:
         self.name, self.folder = name, UntrustedFolder(folder)
-        self._parent = parent
         self.position = Position()
         self.sent = self._seen = 0
         self._steps: list[Mapping[str, Any]] = []  # training steps that no event has covered yet
         self.problem = ""
-        self._started = False
 
     def start(self) -> None:
         """Start or continue the tracker's run, and log what the record has so far."""
@@ -155,14 +152,11 @@ class Follower:
         config = read_json(self.folder, CONFIG)
         self._seed = int(config["optimize"]["seed"])
         stored = _read_positions(self.folder).get(self.name, Position())
-        parent = self._parent.position.id if self._parent is not None else ""
         path = self.folder.path
-        name = f"{path.name} ({config['optimize']['method']})" if parent else path.name
-        run = TrackedRun(name, str(config["system"]), path, run_parameters(config), parent)
+        run = TrackedRun(path.name, str(config["system"]), path, run_parameters(config))
         found = self._tracker.start(run, stored.id)
         self.position = stored if found == stored.id else Position(id=found)
         self._store()
-        self._started = True
         self.catch_up()
 
     def _require_server(self) -> None:
@@ -170,10 +164,6 @@ class Follower:
         server = getattr(self._tracker, "server", "")
         if server and not can_connect(server):
             raise ConnectionError(f"no server answers at {server}")
-
-    def start_if_possible(self) -> None:
-        """Start, or after a failure try again at the end of the run."""
-        self._attempt(self.start)
 
     def catch_up(self) -> None:
         """Log the events of the record that were not logged yet."""
@@ -188,12 +178,10 @@ class Follower:
 
     def follow(self, event: Mapping[str, Any]) -> None:
         """Log an event; after a failure, wait for the end of the run."""
-        if not self.problem:
-            self._attempt(lambda: self._follow(event))
-
-    def _attempt(self, work: Callable[[], object]) -> None:
+        if self.problem:
+            return
         try:
-            work()
+            self._follow(event)
         except Exception as error:  # noqa: BLE001 - a tracker must not end a run
             self.problem = _describe(error)
             again = "not reachable, trying again at the end of the run"
@@ -201,11 +189,8 @@ class Follower:
 
     def finish(self, status: Status) -> None:
         """Log what is missing, upload the files, and end the tracker's run."""
-        if self._started:
-            self._require_server()
-            self.catch_up()
-        else:
-            self.start()
+        self._require_server()
+        self.catch_up()
         files = [self.folder.path / n for n in ARTIFACTS if self.folder.kind(n) == "file"]
         self._tracker.finish(status, files)
 
@@ -255,7 +240,6 @@ class TrackerThread:
     """Runs functions one after another in a thread, which does not keep the process from ending."""
 
     def __init__(self) -> None:
-        self.stuck = False
         self._tasks: SimpleQueue[tuple[Future[None], Callable[[], object]] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="compound-trackers", daemon=True).start()
 
@@ -287,36 +271,30 @@ class Tracking:
     followers: Sequence[Follower]
     worker: TrackerThread
 
-    def start(self, *, required: bool) -> None:
-        """Start the runs of all trackers; those that are not required may start at the end.
+    def start(self) -> None:
+        """Start the runs of all trackers.
 
         Raises:
-            DeclarationError: a required tracker cannot be started.
+            DeclarationError: a tracker cannot be started.
             MissingExtra: the library of a tracker is not installed.
         """
         try:
-            self._start_in_time(required)
+            self._start_in_time()
         except DeclarationError:
             raise
         except Exception as error:
             raise_missing_extra(error, "optimize.trackers")
-            problem = _describe(error)
-            if required:
-                raise DeclarationError(
-                    f"optimize.trackers: the run cannot be tracked: {problem}",
-                    hint="check the tracker's environment variables, or remove it from optimize.trackers",
-                ) from error
-            _log.warning("%s", problem)
-            for follower in self.followers:  # a start that still succeeds reads later events itself
-                follower.problem = problem
+            raise DeclarationError(
+                f"optimize.trackers: the run cannot be tracked: {_describe(error)}",
+                hint="check the tracker's environment variables, or remove it from optimize.trackers",
+            ) from error
 
-    def _start_in_time(self, required: bool) -> None:
-        starting = self.worker.submit(_start, self.followers, required)
+    def _start_in_time(self) -> None:
+        starting = self.worker.submit(_start, self.followers)
         if not wait([starting], NOTICE_SECONDS).done:
             names = ", ".join(follower.name for follower in self.followers)
             _log.warning("waiting for %s …", names)
-            if self.worker.stuck or not wait([starting], START_SECONDS).done:
-                self.worker.stuck = True
+            if not wait([starting], START_SECONDS).done:
                 raise TimeoutError(f"no answer of {names} in {START_SECONDS:g} s")
         starting.result()
 
@@ -335,13 +313,12 @@ class Tracking:
     def finish(self, status: Status) -> None:
         """End the runs of all trackers, and wait for them as long as they make progress."""
         left = {self.worker.submit(f.finish_if_possible, status): f for f in self.followers}
-        seconds, before = NOTICE_SECONDS, self._sent() if self.worker.stuck else -1
+        seconds, before = NOTICE_SECONDS, -1
         while left:
             for done in wait(left, seconds).done:
                 del left[done]
             names, sent = ", ".join(f.name for f in left.values()), self._sent()
             if left and sent == before:
-                self.worker.stuck = True
                 where = "`compound runs track` sends the rest"
                 _log.warning("%s: no progress in %g s; %s", names, seconds, where)
                 return
@@ -354,24 +331,21 @@ class Tracking:
 
 
 @contextmanager
-def tracked(
-    names: Sequence[TrackerName], recorder: Recorder, parent: Tracking | None = None
-) -> Iterator[Tracking]:
+def tracked(names: Sequence[TrackerName], recorder: Recorder) -> Iterator[None]:
     """Send the record of a run to trackers during the block.
 
     Raises:
-        DeclarationError: a tracker cannot be reached at the start of the main run.
+        DeclarationError: a tracker cannot be reached at the start of the run.
         MissingExtra: the library of a tracker is not installed.
     """
-    mains = {f.name: f for f in parent.followers} if parent is not None else {}
-    followers = [Follower(n, recorder.run.path, mains.get(n)) for n in dict.fromkeys(names)]
-    tracking = Tracking(followers, parent.worker if parent is not None else TrackerThread())
+    followers = [Follower(name, recorder.run.path) for name in dict.fromkeys(names)]
+    tracking = Tracking(followers, TrackerThread())
     try:
-        tracking.start(required=parent is None)
+        tracking.start()
         recorder.subscribe(tracking.listen, on_record=tracking.record)
         status: Status = "failed"
         try:
-            yield tracking
+            yield
             status = "finished"
         except (Interrupted, KeyboardInterrupt):
             status = "interrupted"
@@ -379,12 +353,11 @@ def tracked(
         finally:
             tracking.finish(status)
     finally:
-        if parent is None:
-            tracking.worker.shutdown()
+        tracking.worker.shutdown()
 
 
 def send(tracker: str, folder: Path) -> int:
-    """Send the record of a run directory and of its baselines to a tracker, as far as it lacks them.
+    """Send the record of a run directory to a tracker, as far as it lacks it.
 
     Returns:
         The number of events that were sent.
@@ -400,14 +373,11 @@ def send(tracker: str, folder: Path) -> int:
         raise DeclarationError(f"unknown tracker {tracker!r}", hint=suggest_name(tracker, TRACKERS))
     run = RunDirectory.open(folder)  # rejects a run that is being written
     try:
-        main = Follower(name, folder)
-        others = [Follower(name, other.path, main) for other in baselines(run.folder)]
-        _start([main, *others])
-        for follower in (*others, main):
-            stored = load_checkpoint(follower.folder)
-            done = stored is not None and stored.state.done
-            follower.finish("finished" if done else "interrupted")
-        return sum(follower.sent for follower in (main, *others))
+        follower = Follower(name, folder)
+        follower.start()
+        stored = load_checkpoint(follower.folder)
+        done = stored is not None and stored.state.done
+        follower.finish("finished" if done else "interrupted")
     except CompoundError:
         raise
     except Exception as error:
@@ -416,13 +386,15 @@ def send(tracker: str, folder: Path) -> int:
             f"{name}: the run is not completely logged: {_describe(error)}",
             hint="run the command again when the tracker is reachable; it sends the rest",
         ) from error
+    else:
+        return follower.sent
     finally:
         run.close()
 
 
-def _start(followers: Sequence[Follower], required: bool = True) -> None:
+def _start(followers: Sequence[Follower]) -> None:
     for follower in followers:
-        follower.start() if required else follower.start_if_possible()
+        follower.start()
 
 
 def _describe(error: Exception) -> str:

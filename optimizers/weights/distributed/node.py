@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from compound.core.errors import CompoundError
 from compound.engines import models
-from compound.optimization.runs.directory import BASELINES, load_checkpoint
+from compound.optimization.runs.directory import load_checkpoint
 from compound.optimizers.weights.distributed import worker
 from compound.optimizers.weights.distributed.learner import KEY, SAME_KEY
 from compound.optimizers.weights.distributed.worker import END, JOB, MACHINES, Channel
@@ -198,12 +198,9 @@ def connect(address: tuple[str, int]) -> Store:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the run with a memory folder has finished; of a baseline, the main run."""
-    run = folder.parent
-    if run.parent.name == BASELINES:
-        run = run.parents[1]
+    """Return whether the run with a memory folder has finished."""
     try:
-        found = load_checkpoint(run)
+        found = load_checkpoint(folder.parent)
     except CompoundError:  # damaged
         return False
     return found is not None and found.state.done

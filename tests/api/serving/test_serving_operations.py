@@ -19,7 +19,7 @@ import pytest
 
 import compound as cp
 from compound.api.serving import ServerSettings, serve
-from compound.core.errors import CompoundError, ConfigurationError, MissingExtra
+from compound.core.errors import CompoundError, ConfigurationError
 from compound.testing import ScriptedLM
 from served import client_of, qa, served, until
 
@@ -300,16 +300,6 @@ def test_sighup_reads_the_configuration_and_readiness_ends_before_the_socket_clo
         assert process.wait(120) == 0
 
 
-def test_the_command_refuses_other_addresses_without_a_key(tmp_path: Path, cli: Any) -> None:
-    (tmp_path / "engine.py").write_text(ENGINE)
-    (tmp_path / "system.yaml").write_text(SYSTEM.replace("LATENCY", "0"))
-    ran = cli("serve", str(tmp_path / "system.yaml"), "--host", "0.0.0.0")
-    assert ran.code == 2
-    assert ran.err.startswith(
-        "error: listening on 0.0.0.0 requires a key\nhint: set COMPOUND_SERVE_KEY"
-    )
-
-
 def test_a_used_port_is_explained(tmp_path: Path, cli: Any) -> None:
     (tmp_path / "engine.py").write_text(ENGINE)
     (tmp_path / "system.yaml").write_text(SYSTEM.replace("LATENCY", "0"))
@@ -318,32 +308,6 @@ def test_a_used_port_is_explained(tmp_path: Path, cli: Any) -> None:
         ran = cli("serve", str(tmp_path / "system.yaml"), "--port", port)
     assert (ran.code, f"cannot listen on 127.0.0.1:{port}" in ran.err) == (2, True)
     assert "choose another --port;" in ran.err
-
-
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    import compound.api.serving
-
-    monkeypatch.delitem(compound.api.serving.__dict__, "app", raising=False)
-    for name in [
-        name for name in sys.modules if name.startswith(("compound.api.serving.", "fastapi"))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    with pytest.raises(MissingExtra, match=r'pip install .*\[serve\]"'):
-        compound.api.serving.__getattr__("app")
-
-
-def test_a_key_that_is_not_set_prevents_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("QA_KEY", raising=False)
-    lm = cp.engines.LiteLLM("openai/tiny", api_base="http://127.0.0.1:9/v1", api_key_env="QA_KEY")
-    built = cp_app(lm)
-
-    async def start() -> None:
-        async with built.router.lifespan_context(built):
-            pass
-
-    with pytest.raises(cp.CompoundError, match="QA_KEY"):
-        asyncio.run(start())
 
 
 def test_the_server_raises_the_error_that_prevents_its_start(

@@ -141,10 +141,6 @@ class TestExamples:
         page = client.get("/run/one", params={"view": "examples", "q": text}).text
         assert page.count("example=e") == count
 
-    def test_another_candidate_can_be_chosen(self, client: TestClient) -> None:
-        page = client.get("/run/one?view=examples&before=absent").text
-        assert "No example was run with both" in page
-
 
 class TestForeignRuns:
     def test_texts_of_a_run_stay_texts(self, client: TestClient, folder: Path) -> None:
@@ -507,15 +503,15 @@ class TestTraining:
         other = {**ANSWER, "advantage": -1.0, "reward": 0.0, "left_out": True}
         groups = [{"component": "x", "example": "e1", "prompt": "P", "answers": [one, other]}]
         self.steps(folder, [], groups, groups)
-        page = client.get("/run/one?view=training&at=search/1/2").text
+        page = client.get("/run/one?view=training&at=1/2").text
         assert '<span class="up" style="--size:4" title="advantage +2.000, clipped, ratio 1.3"> Par</span>' in page  # fmt: skip
         assert '<span title="advantage 0.000, ratio 1">is</span>' in page
         assert '<span class="down" style="--size:1" title="advantage −0.500, ratio 0.9">&lt;b&gt;</span>' in page  # fmt: skip
         assert page.count('class="down" style="--size:2" title="advantage −1.000"') == 3
         for text in ("1 clipped", "left out of the loss", "0.90 to 1.30"):
             assert text in page
-        assert "search, job 1, step 1" not in page  # it has no answers
-        assert 'selected>search, job 1, step 3' in client.get("/run/one?view=training").text  # fmt: skip
+        assert "job 1, step 1" not in page  # it has no answers
+        assert 'selected>job 1, step 3' in client.get("/run/one?view=training").text  # fmt: skip
 
     def test_answers_of_earlier_versions_are_shown(self, client: TestClient, folder: Path) -> None:
         self.steps(folder, [])

@@ -156,7 +156,6 @@ RUN_FILES = (
     "STOP",
     "memory",
     "memory/rewards",
-    "baselines",
     "memory/features-256.bin",
 )
 

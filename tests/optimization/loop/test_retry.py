@@ -61,7 +61,6 @@ def run(path: Path, **changes: Any) -> Result:
         budget=BudgetSettings(system_runs=300),
         valid_size=20,
         candidates=6,
-        baselines=("random",),
     )
     return run_optimization(system, data, custom(near), settings, run_dir=path, **changes)
 
@@ -97,7 +96,6 @@ class TestRetrying:
         path = copied(first, tmp_path)
         decisions, valid = events(path, "decision"), first.after.to_json()
         again = run(path, retry_failed=True)
-        # Both configurations of the run and that of the baseline, which began with the same one
         assert {*CALLS} == {"te1", "te7"}
         assert again.test_before is not None
         assert again.test_after is not None
@@ -111,10 +109,6 @@ class TestRetrying:
         assert again.after.to_json() == valid
         assert again.best == first.best
         assert again.before == first.before
-        baseline = again.baselines["random"].test_after
-        assert baseline is not None
-        assert baseline.failed == 1
-        assert events(tmp_path / "run" / "baselines" / "random", "retry")
         assert verify(tmp_path / "run") == []
 
     def test_it_is_recorded_counted_and_shown(self, first: Result, tmp_path: Path) -> None:
@@ -126,7 +120,7 @@ class TestRetrying:
             ("test_after", 2, 2, 2),
         ]
         assert again.spent["test_runs"] == first.spent["test_runs"] + 4
-        assert "8 test runs failed at first and succeeded when retried." in summarize(path)["notes"]
+        assert "4 test runs failed at first and succeeded when retried." in summarize(path)["notes"]
         told = "2 of 2 failed test rows of the unoptimized system were retried; 2 succeeded"
         assert told in again.report
         assert "Acceptance decisions and validation scores did not change" in again.report

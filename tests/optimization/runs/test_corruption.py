@@ -79,7 +79,6 @@ def run(path: Path, listener: Callable[[Mapping[str, Any]], None] | None = None)
         valid_size=None,
         alpha=0.2,
         budget=BudgetSettings(system_runs=240),
-        baselines=("random",),
         optimas=optimas(model="none", min_rollouts=1, max_rollouts=2, level=1),
     )
     return run_optimization(
@@ -95,10 +94,10 @@ def run(path: Path, listener: Callable[[Mapping[str, Any]], None] | None = None)
 
 @dataclass(frozen=True)
 class Runs:
-    """A finished run, the same run in the middle of its search and of its baseline, and what it leads to."""
+    """A finished run, the same run in the middle of its search, and what it leads to."""
 
     finished: Path
-    killed: tuple[Path, Path]
+    killed: Path
     best: dict[str, Any]
     facts: dict[str, Any]
 
@@ -112,11 +111,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         if event["event"] == "call":
             return
         seen.append(event["event"])
-        method = event.get("method", "")
-        if event["event"] == "decision" and not method and not (folder / "search").exists():
+        if event["event"] == "decision" and not (folder / "search").exists():
             shutil.copytree(folder / "run", folder / "search")
-        if event["event"] == "job" and method and not (folder / "baseline").exists():
-            shutil.copytree(folder / "run", folder / "baseline")
 
     run(folder / "run", copy)
     assert {"decision", "job"} <= set(seen)
@@ -125,7 +121,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     assert (folder / "search" / "cache.sqlite-wal").stat().st_size
     return Runs(
         finished,
-        (folder / "search", folder / "baseline"),
+        folder / "search",
         json.loads((finished / "best.json").read_text()),
         shown(finished),
     )
@@ -335,23 +331,19 @@ def continued(path: Path) -> tuple[dict[str, Any], list[str]]:
     run(path)
     notes = [
         event["note"]
-        for folder in (path, path / "baselines" / "random")
-        for event in RunDirectory.read_only(folder, "events.jsonl")
+        for event in RunDirectory.read_only(path, "events.jsonl")
         if event["event"] == "note" and not event["note"].startswith("local rewards may make")
     ]
     return json.loads((path / "best.json").read_text()), notes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [0, 1], ids=["in the search", "in the baseline"])
 def test_whatever_is_damaged_in_a_killed_run_it_ends_right_or_says_so(
-    runs: Runs, tmp_path: Path, moment: int, step: int, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compound.report.write", lambda _: None)
     wrong = []
-    for what, copy, file, names in damaged(runs.killed[moment], tmp_path, step):
-        if moment and "baselines" not in file.parts and file.name != "checkpoint.json":
-            continue  # the search's own files are the other moment's
+    for what, copy, _, names in damaged(runs.killed, tmp_path, step):
         try:
             best, notes = continued(copy)
             if best != runs.best and not any("cache.sqlite" in note for note in notes):
@@ -367,7 +359,7 @@ def test_whatever_is_damaged_in_a_killed_run_it_ends_right_or_says_so(
 def test_a_run_without_checksums_is_read_and_continued(runs: Runs, tmp_path: Path) -> None:
     finished = without_checksums(Path(shutil.copytree(runs.finished, tmp_path / "finished")))
     assert (shown(finished), verify(finished)) == (runs.facts, [])
-    killed = without_checksums(Path(shutil.copytree(runs.killed[0], tmp_path / "killed")))
+    killed = without_checksums(Path(shutil.copytree(runs.killed, tmp_path / "killed")))
     assert continued(killed) == (runs.best, [])
     assert (shown(killed)["test"], verify(killed)) == (runs.facts["test"], [])
 
@@ -381,7 +373,7 @@ def test_wrong_types_in_files_without_checksums_end_in_no_traceback(
     monkeypatch.setattr("compound.report.write", lambda _: None)
     plain = [
         without_checksums(Path(shutil.copytree(source, tmp_path / place)))
-        for source, place in ((runs.finished, "finished"), (runs.killed[0], "killed"))
+        for source, place in ((runs.finished, "finished"), (runs.killed, "killed"))
     ]
     wrong = []
     for number in range(0, 36, step):
@@ -414,9 +406,7 @@ def test_verify_names_what_is_damaged(runs: Runs, tmp_path: Path, step: int) -> 
             name in problem for problem in found for name in names
         ):
             unnoticed.append(f"{what}: {found}")
-    meaningless = [
-        w for w in unnoticed if re.match(r"flip \d+ in (baselines/random/)?cache.sqlite:", w)
-    ]
+    meaningless = [w for w in unnoticed if re.match(r"flip \d+ in cache.sqlite:", w)]
     card = [what for what in unnoticed if re.match(r"delete \d+ in memory/rewards/card.json", what)]
     assert unnoticed == [*meaningless, *card], "\n".join(unnoticed)
     assert len(meaningless) <= 4  # bits of a database that no entry uses

@@ -40,10 +40,11 @@ def reopened(folder: Path, **options: Any) -> Recorder:
     return Recorder(RunDirectory.open(folder), **options)
 
 
-def child(recorder: Recorder, name: str = "random") -> Recorder:
-    return Recorder(
-        RunDirectory.create(recorder.run.path / "baselines" / name, "", {}), parent=recorder
-    )
+def beside(recorder: Recorder) -> Recorder:
+    """Return the recorder of another run, which uses the calls of a run."""
+    made = Recorder(RunDirectory.create(recorder.run.path.with_name("other"), "", {}))
+    made.use_calls_of(recorder.run.folder)
+    return made
 
 
 def names(folder: Path) -> list[str]:
@@ -138,14 +139,6 @@ class TestStopping:
         recorder.event("done")
         assert names(folder) == ["done"]
 
-    def test_a_stop_file_also_ends_baselines(self, recorder: Recorder, folder: Path) -> None:
-        baseline = child(recorder)
-        (folder / "STOP").touch()
-        with pytest.raises(Interrupted):
-            baseline.event("baseline")
-        baseline.close()
-        assert not (folder / "STOP").exists()
-
 
 class TestBroken:
     def test_a_run_not_restored_is_let_go_again(self, recorder: Recorder, folder: Path) -> None:
@@ -193,7 +186,7 @@ def measured(
 
 
 class TestSharing:
-    """A baseline reads the run's cache, but pays as if it had called: the comparison stays fair."""
+    """A run that uses the calls of another pays as if it had called: the comparison stays fair."""
 
     def lm(self) -> ScriptedLM:
         return ScriptedLM(lambda message, rng: "yes" if rng.random() < 0.5 else "no")
@@ -202,10 +195,10 @@ class TestSharing:
         lm = self.lm()
         alone = Meter()
         own = measured(recorder, lm, alone, ROWS)
-        baseline = child(recorder)
+        other = beside(recorder)
         meter = Meter()
-        borrowed = measured(baseline, lm, meter, ROWS)
-        baseline.close()
+        borrowed = measured(other, lm, meter, ROWS)
+        other.close()
         assert len(lm.requests) == len(ROWS)
         assert borrowed.to_json() == own.to_json()
         assert (meter.usage, meter.system_runs) == (alone.usage, alone.system_runs)
@@ -214,9 +207,9 @@ class TestSharing:
     def test_what_the_run_never_asked_is_called_and_kept_apart(self, recorder: Recorder) -> None:
         lm, meter = self.lm(), Meter()
         measured(recorder, lm, Meter(), ROWS[:5])
-        baseline = child(recorder)
-        measured(baseline, lm, meter, ROWS)
+        other = beside(recorder)
+        measured(other, lm, meter, ROWS)
         assert len(lm.requests) == len(ROWS)
-        baseline.close()
+        other.close()
         measured(recorder, lm, Meter(), ROWS)
         assert len(lm.requests) == len(ROWS) + len(ROWS) - 5

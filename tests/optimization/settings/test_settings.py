@@ -209,11 +209,10 @@ class TestOwnMethods:
             assert made.jobs[0].weight == 0.5
             assert [own.model_dump() for own in made.sections.values()] == [{"temperature": 0.5}]
 
-    def test_as_a_baseline_or_a_stage_it_has_its_section_too(self, tmp_path: Path) -> None:
+    def test_as_a_stage_it_has_its_section_too(self, tmp_path: Path) -> None:
         stages = "better_together: {stages: ['annealing:anneal', random]}"
-        for where in ("baselines: ['annealing:anneal']", stages):
-            program = load(own(tmp_path, f"{{{where}, anneal: {{temperature: 0.5}}}}"))
-            assert program.optimize.sections["anneal"].model_dump() == {"temperature": 0.5}
+        program = load(own(tmp_path, f"{{{stages}, anneal: {{temperature: 0.5}}}}"))
+        assert program.optimize.sections["anneal"].model_dump() == {"temperature": 0.5}
 
     @pytest.mark.parametrize(
         ("section", "told"),

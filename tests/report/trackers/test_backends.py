@@ -30,7 +30,6 @@ with warnings.catch_warnings():
 import compound as cp
 from compound.core.errors import DeclarationError, RunDirectoryError
 from compound.optimization.runs.directory import read_json, read_records
-from compound.report.trackers.backends import PARENT
 from compound.report.trackers.mlflow_prompts import load_prompts, register_prompts
 from compound.report.trackers.tracking import FILE, Follower, send
 from compound.report.training import records
@@ -52,7 +51,6 @@ class Shown:
         self.folder, self.id = folder, read_json(folder, FILE)[self.name]["id"]
 
     name = ""
-    parent: str | None = None
     files: set[str] | None = None  # None: they stay in the run directory
 
     def points(self, metric: str) -> Points:
@@ -69,7 +67,7 @@ class InMLflow(Shown):
         super().__init__(folder)
         self.client = MlflowClient()
         self.run = self.client.get_run(self.id)
-        self.parent, self.status = self.run.data.tags.get(PARENT), self.run.info.status
+        self.status = self.run.info.status
         self.files = {item.path for item in self.client.list_artifacts(self.id)}
 
     def points(self, metric: str) -> Points:
@@ -149,7 +147,6 @@ class InWandb(Shown):
             self.history.append({i.key or "/".join(i.nested_key): i.value_json for i in items})
         logged = [r.request.log_artifact.artifact for r in found["request"]]
         logged += [record.artifact for record in found["artifact"]]
-        self.parent = self.run.run_group if self.run.run_group != self.id else None
         return {entry.path for made in logged for entry in made.manifest.contents}
 
     def points(self, metric: str) -> Points:
@@ -190,13 +187,13 @@ def spent(folder: Path) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
-def test_a_search_and_its_baseline_are_tracked_and_nothing_is_printed(
+def test_a_search_is_tracked_and_nothing_is_printed(
     tracker: type[Shown], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    result = optimize(folder, trackers=(tracker.name,), baselines=("random",))
+    result = optimize(folder, trackers=(tracker.name,))
     assert capsys.readouterr().out == ""
-    run, baseline = tracker(folder), tracker(folder / "baselines" / "random")
+    run = tracker(folder)
     assert unique(run.points("budget/system_runs")) == spent(folder)
     assert spent(folder)[-1][1] == result.spent["system_runs"]
     decisions = [e for e in read_records(folder, "events.jsonl") if e["event"] == "decision"]
@@ -204,16 +201,12 @@ def test_a_search_and_its_baseline_are_tracked_and_nothing_is_printed(
     assert accepted == [event["accepted"] for event in decisions] != []
     assert run.points("valid/mean")[0][1] == pytest.approx(result.before.mean)
     assert run.points("best/valid")[-1][1] == pytest.approx(result.after.mean)
-    found = result.baselines["random"].test_after
-    assert found is not None
-    assert baseline.points("test_after/mean")[-1][1] == pytest.approx(found.mean)
-    for shown in (run, baseline):
-        assert shown.parameters()["optimize.method"] == "random"
-        assert shown.files is None or "best.json" in shown.files
+    assert result.test_after is not None
+    assert run.points("test_after/mean")[-1][1] == pytest.approx(result.test_after.mean)
+    assert run.parameters()["optimize.method"] == "random"
+    assert run.files is None or "best.json" in run.files
     assert run.parameters()["data.train.n"] == "12"
     assert run.files is None or {"report.md", "report.html", "events.jsonl"} <= run.files
-    assert run.parent is None
-    assert baseline.parent == (run.id if tracker is not InTensorBoard else None)
     assert wandb.run is None  # none is left open
 
 
@@ -265,12 +258,11 @@ def test_a_run_that_was_not_tracked_is_sent_once_to_a_named_experiment_of_each_s
 ) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "prompts")
     folder = tmp_path / "run"
-    optimize(folder, baselines=("random",))
-    both = [len([*read_records(f, "events.jsonl")]) for f in (folder, folder / "baselines/random")]
-    for output in (f"{sum(both)} events sent to mlflow\n", "mlflow has all events already\n"):
+    optimize(folder)
+    events = len([*read_records(folder, "events.jsonl")])
+    for output in (f"{events} events sent to mlflow\n", "mlflow has all events already\n"):
         assert cli("runs", "track", str(folder), "--to", "mlflow").out == output
     before = InMLflow(folder)
-    assert InMLflow(folder / "baselines" / "random").parent == before.id
     empty_store(tmp_path / "other.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'other.db'}")
     assert cli("runs", "track", str(folder), "--to", "mlflow").code == 0

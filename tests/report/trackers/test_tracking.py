@@ -38,7 +38,7 @@ class Notebook:
     """A tracker in memory."""
 
     logs: ClassVar[list[tuple[Mapping[str, float], float]]] = []
-    runs: ClassVar[list[tuple[str, str, str]]] = []
+    runs: ClassVar[list[tuple[str, str]]] = []
     ended: ClassVar[list[tuple[Status, list[str]]]] = []
     failing: ClassVar[list[str]] = []
     times: ClassVar[list[float]] = []
@@ -46,7 +46,7 @@ class Notebook:
     def start(self, run: TrackedRun, previous: str) -> str:
         self._fail("start")
         identity = previous or f"run-{len(self.runs)}"
-        self.runs.append((identity, run.name, run.parent))
+        self.runs.append((identity, run.name))
         return identity
 
     def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
@@ -189,27 +189,19 @@ def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException) -
     assert Notebook.ended == [(status, ["config.json"])]
 
 
-@pytest.mark.parametrize("where", ["start", "log", "finish"])
-def test_a_tracker_that_fails_for_a_baseline_does_not_end_the_run(
+@pytest.mark.parametrize("where", ["log", "finish"])
+def test_a_tracker_that_fails_does_not_end_the_run(
     tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    main = open_run(tmp_path / "run")
-    baseline = Recorder(
-        RunDirectory.create(tmp_path / "run" / "baselines" / "random", "", CONFIG), parent=main
-    )
-    with tracked(("mlflow",), main) as tracking:
-        main.event("start", mean=0.5)
+    recorder = open_run(tmp_path / "run")
+    with tracked(("mlflow",), recorder):
         Notebook.failing.append(where)
-        with tracked(("mlflow",), baseline, tracking):
-            baseline.event("start", mean=0.25)
-        Notebook.failing.clear()
-        main.event("done")
-    baseline.close()
-    main.close()
+        recorder.event("start", mean=0.5)
+    recorder.close()
+    Notebook.failing.clear()
     assert "compound runs track" in caplog.text
     send("mlflow", tmp_path / "run")
-    assert [m["valid/mean"] for m, _ in Notebook.logs if "valid/mean" in m] == [0.5, 0.25]
-    assert ("random (mmgrpo)", "run-0") in [(name, parent) for _, name, parent in Notebook.runs]
+    assert [m["valid/mean"] for m, _ in Notebook.logs if "valid/mean" in m] == [0.5]
 
 
 @pytest.mark.parametrize("where", ["start", "log", "finish"])
@@ -337,21 +329,3 @@ def test_a_tracker_without_an_answer_ends_the_start_of_a_run(
     recorder.close()
     assert waits == [NOTICE_SECONDS, START_SECONDS]
     assert "waiting for mlflow" in caplog.text
-
-
-def test_a_tracker_without_an_answer_is_waited_for_once_among_all_baselines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    main = open_run(tmp_path / "run")
-    with tracked(("mlflow",), main) as tracking:
-        hangs, waits = hang(monkeypatch, "start")
-        for name in ("gepa", "random"):
-            run = RunDirectory.create(tmp_path / "run" / "baselines" / name, "", CONFIG)
-            baseline = Recorder(run, parent=main)
-            with tracked(("mlflow",), baseline, tracking):
-                baseline.event("start", mean=0.25)
-            baseline.close()
-    hangs.set()
-    main.close()
-    assert waits == [NOTICE_SECONDS, START_SECONDS, *[NOTICE_SECONDS] * 4]
-    assert "no answer of mlflow" in caplog.text

@@ -32,15 +32,14 @@ class Ending:
 
 
 def ending(run: Path) -> Ending:
-    """Return the outcome of a run and of its baselines."""
-    runs = [run, *sorted((run / "baselines").glob("*"))]
+    """Return the outcome of a run."""
     *_, last = RunDirectory.read_only(run, "events.jsonl")
     spent = {key: value for key, value in last["spent"].items() if key != "seconds"}
     best = json.loads((run / "best.json").read_text("utf-8"))["values"]
     return Ending(
         _without_places(best),
-        tuple(line for each in runs for line in _lines(each, "events.jsonl")),
-        tuple(line for each in runs for name in RECORDS for line in _lines(each, name)),
+        tuple(_lines(run, "events.jsonl")),
+        tuple(line for name in RECORDS for line in _lines(run, name)),
         spent,
     )
 
