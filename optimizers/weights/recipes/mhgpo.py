@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat
 
 from compound.core.example import Example
 from compound.execution.rng import generator
 from compound.optimizers.weights.credit import advantages, regroup
-from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     GroupSettings,
@@ -98,8 +97,15 @@ class MHGPO(PolicyRecipe):
         if self.kind == "is":
             samples = [sample for sample in every if sample.address == sample.group[-1]]
         elif isinstance(settings, MHGPORandomSettings):
-            samples, more = _regrouped(
-                every, rollouts, settings.group or max(2, runs), context.seed
+            # calls before the forks: those of the same agent and the same fork agent
+            forked = {
+                (r.example.id, r.fork): r.trace.call(r.fork).component for r in rollouts if r.fork
+            }
+            samples, more = regroup(
+                every,
+                settings.group or max(2, runs),
+                lambda s: (s.component, forked.get((s.example, str(s.group[-1])), "")),
+                seed=context.seed,
             )
             facts |= more
         trained, groups = advantages(samples, settings.scale)
@@ -162,15 +168,3 @@ def _agent(context: RecipeContext, rollout: Rollout, forks: Mapping[str, float])
         return ""
     rng = generator(context.seed, "fork", rollout.example.id)
     return calls[int(rng.choice(len(calls), p=[w / sum(weights) for w in weights]))].address
-
-
-def _regrouped(
-    samples: Sequence[Sample], rollouts: Sequence[Rollout], size: int, seed: int
-) -> tuple[list[Sample], dict[str, Any]]:
-    """Group calls before the forks across examples: those of the same agent and the same fork agent."""
-    forked = {(r.example.id, r.fork): r.trace.call(r.fork).component for r in rollouts if r.fork}
-
-    def pool(sample: Sample) -> Group:
-        return (sample.component, forked.get((sample.example, str(sample.group[-1])), ""))
-
-    return regroup(samples, size, pool, seed=seed)

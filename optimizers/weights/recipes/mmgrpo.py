@@ -112,13 +112,13 @@ async def _taught(
 ) -> list[Rollout]:
     """Return the runs of teachers: the system with other configurations, and possibly other models."""
     rollouts: list[Rollout] = []
-    number = settings.own_runs
-    sampler = context.sampler
-    own = sampler.executor
+    sampler, number = context.sampler, settings.own_runs
+    own, models = sampler.executor, _models(sampler.system, context.trained)
     for path, count in settings.teachers.items():
         teacher = sampler.system.bind(load(context.folder / path))
         numbers = range(number, number + count)
-        others = _other_models(context, teacher)
+        pairs = zip(models, _models(teacher, context.trained), strict=True)
+        others = list(dict.fromkeys(other for model, other in pairs if other != model))
         try:
             if others:
                 sampler.executor = own.with_tokens(partial(_tokens, context.chat))
@@ -139,16 +139,8 @@ async def _taught(
     return rollouts
 
 
-def _other_models(context: RecipeContext, teacher: System) -> list[str]:
-    found: dict[str, None] = {}
-    for component in context.trained:
-        own, other = (
-            setting_values(s.components[component], s).get("lm")
-            for s in (context.sampler.system, teacher)
-        )
-        if own != other:
-            found[str(other)] = None
-    return list(found)
+def _models(system: System, components: Sequence[str]) -> list[str]:
+    return [str(setting_values(system.components[c], system).get("lm")) for c in components]
 
 
 def _tokens(chat: ChatTokenizer, request: Request, completion: Completion) -> TokenRecord:
