@@ -120,7 +120,7 @@ ACTIONS = [
     ("starlette", "from compound.api.serving import app"),
     ("prometheus_client", "from compound.api.serving import app"),
     ("uvicorn", "from compound.api.serving import serve"),
-    ("dspy", "cp.interchange.from_dspy(None)"),
+    ("dspy", "cp.interchange.from_dspy(None, lm='m')"),
     (
         "inspect_ai",
         "from compound.report.inspect_log import write_inspect; "
