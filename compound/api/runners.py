@@ -11,10 +11,8 @@ from compound.cluster.handshake import facts_of
 from compound.cluster.messages import Hello
 from compound.cluster.pool import WorkerPool
 from compound.cluster.ray_cluster import RayTransport
-from compound.components.external_agent import ExternalAgent
 from compound.core.engine import Engine
 from compound.core.errors import DeclarationError
-from compound.core.storage.artifacts import is_reference
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
 from compound.graph.space import Weights
@@ -52,24 +50,10 @@ def check_runner(settings: OptimizeSettings, system: System, method: Method | No
     """Reject what cannot run on workers, if the settings have a ``runner``.
 
     Raises:
-        DeclarationError: a component or a stored folder is bound to this machine, or a method trains
-            weights, whose trainer and sampler share this process.
+        DeclarationError: a method trains weights, whose trainer and sampler share this process.
     """
     if settings.runner is None:
         return
-    for name, component in system.components.items():
-        if isinstance(component, ExternalAgent):
-            raise DeclarationError(
-                f"optimize.runner: component {name!r} is an external agent, which runs beside a gateway in "
-                "this process",
-                hint=HERE,
-            )
-    for key, value in system.configuration.items():
-        if is_reference(value):
-            raise DeclarationError(
-                f"optimize.runner: {key} is a folder of this machine, which workers do not have",
-                hint=HERE,
-            )
     for job in (*method.jobs, method.opening) if method is not None else ():
         keys = () if job is None else job.keys
         trained = [key for key in keys if isinstance(system.parameters[key], Weights)]
@@ -87,26 +71,21 @@ def _ray_opener(settings: RaySettings, system: System, source: SystemFile) -> Op
     def open_executor(
         engines: Engines,
         *,
-        seed: int = 0,
-        folder: Path | None = None,
         on_notice: Callable[[str], object] | None = None,
         **options: Any,  # noqa: ANN401 - the other arguments of `Executor`
     ) -> Executor:
-        memory = None if folder is None else str(folder.absolute())
-
         def open_pool() -> WorkerPool:
             return WorkerPool(
                 transport,
                 settings.workers,
-                Hello(program=source, seed=seed, folder=memory),
+                Hello(program=source),
                 facts_of(system, Path(source.path).parent),
                 on_notice or (lambda _: None),
                 start_seconds=settings.start_seconds,
                 max_restarts=settings.max_restarts,
             )
 
-        given = {**options, "seed": seed, "folder": folder, "on_notice": on_notice}
-        return RemoteExecutor(engines, system, open_pool, **given)
+        return RemoteExecutor(engines, system, open_pool, on_notice=on_notice, **options)
 
     return open_executor
 

@@ -1,33 +1,46 @@
-"""An executor that runs whole examples on workers, with results equal to those of one process."""
+"""An executor whose calls are computed by workers, with results equal to those of one process.
+
+The graph, the cache, the budget, rate limits and requests to servers stay in this process. Workers
+compute calls of components without a model, and the answers of models that run in the process.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from compound.cluster.handshake import SAME, WorkerMismatch
-from compound.cluster.messages import Document, ForkRequest, Start
+from compound.cluster.messages import Generate, Run
 from compound.cluster.pool import RESUME, WorkerPool
-from compound.cluster.services import ExampleJob
-from compound.cluster.wire import CallCodec, values_to_wire
-from compound.core.errors import CompoundError
+from compound.cluster.wire import NotSendable, result_from_wire, values_to_wire
+from compound.components.external_agent import ExternalAgent
+from compound.core.engine import Completion, Engine, Request
 from compound.core.storage.artifacts import is_reference
+from compound.execution.caller import Caller, PendingCall
 from compound.execution.executor import Executor
-from compound.execution.graph_run import Fork, RunState
-from compound.execution.sender import Engines
-from compound.execution.trace import Trace
+from compound.execution.sender import Engines, find_in
+from compound.execution.trace import CallResult
+from compound.graph.component import Component
+from compound.graph.json_values import is_json
+from compound.graph.registry.engines import has_stable_name
 from compound.graph.system import System
 
 T = TypeVar("T")
+COMPLETION = TypeAdapter(Completion)
 
 
 class RemoteExecutor(Executor):
-    """Runs the examples of one system on workers, and everything else in this process.
+    """Runs one system with workers.
 
-    Cache, budget, admission to servers, metrics and proposal requests are those of this process. A
-    run that workers cannot rebuild is made in this process, too: one of a part of the system, or of
-    a configuration that refers to stored folders. So is a resampled call, which only training needs.
+    Args:
+        engines: model name -> `Engine`, or a function that returns one.
+        base: the system, with any configuration; the components of other systems run here.
+        open_pool: returns the workers, which start with the first call.
+        options: further arguments of `Executor`.
     """
 
     def __init__(
@@ -37,102 +50,136 @@ class RemoteExecutor(Executor):
         open_pool: Callable[[], WorkerPool],
         **options: Any,  # noqa: ANN401 - arguments of `Executor`
     ) -> None:
-        super().__init__(engines, **options)
-        self._base, self._open_pool = base.identity, open_pool
-        self._pools: list[WorkerPool] = []  # shared by copies with other budgets; at most one
+        self._workers = _Workers(open_pool)
+        find = find_in(engines)
+        super().__init__(lambda lm: self._workers.placed(lm, find(lm)), **options)
+        self._caller = WorkerCaller(self._caller, base.components, self._workers)
 
     @property
     def pool(self) -> WorkerPool:
-        """The workers, which start with the first run."""
-        if not self._pools:
-            self._pools.append(self._open_pool())
-        return self._pools[0]
-
-    async def execute(self, run: RunState, inputs: Mapping[str, object]) -> Trace:
-        """Execute a validated run on a worker."""
-        if run.listener is not None or not self._can_send(run.system):
-            return await super().execute(run, inputs)
-        codec = CallCodec(run.system)
-        start = Start(
-            job=self.pool.next_job(),
-            configuration=run.system.configuration.to_json(),
-            example=run.example,
-            sample=run.sample,
-            seed=run.seed,
-            caches=self._caller.caches,
-            shares=self._caller.shares,
-            priced=self.meter.budget.cost is not None,
-            bypass=run.bypass,
-            inputs=values_to_wire(inputs, codec.inputs(), "inputs"),
-            settings={name: _plain(values, name) for name, values in run.settings.items()},
-            samples=dict(run.samples),
-            fork=None if run.fork is None else _fork(codec, run.fork),
-        )
-        future: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
-        job = ExampleJob(start, run.system, codec, self._caller, self.meter, future)
-        async with self.meter.deadline():
-            found = await self.pool.run(job)
-        known = Trace(run.example, "", run.seed, run.sample, dict(inputs), ())
-        trace = _read(lambda: codec.trace_from_wire(found, known))
-        _check(trace, run.system)
-        if self._on_call is not None:
-            for call in trace.calls:
-                self._on_call(call)
-        return trace
+        """The workers."""
+        return self._workers.pool
 
     async def aclose(self) -> None:
         """End the workers, and close the engines of this process."""
-        while self._pools:
-            await self._pools.pop().aclose()
+        await self._workers.aclose()
         await super().aclose()
 
-    def _can_send(self, system: System) -> bool:
-        """Return whether workers can rebuild a system."""
-        return system.identity == self._base and not any(
-            map(is_reference, system.configuration.values())
+
+class _Workers:
+    """The workers of an executor and its copies with other budgets, opened at the first call."""
+
+    def __init__(self, open_pool: Callable[[], WorkerPool]) -> None:
+        self._open_pool = open_pool
+        self._pool: WorkerPool | None = None
+        self._numbers = itertools.count(1)
+
+    @property
+    def pool(self) -> WorkerPool:
+        if self._pool is None:
+            self._pool = self._open_pool()
+        return self._pool
+
+    def next_job(self) -> int:
+        return next(self._numbers)
+
+    def placed(self, lm: str, engine: Engine) -> Engine:
+        return engine if engine.remote else WorkerEngine(lm, engine, self)
+
+    async def aclose(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.aclose()
+
+
+class WorkerEngine:
+    """A model in the process, of which each worker has one; other members are those of its engine.
+
+    Requests with adapters or images, and streams, are answered in this process.
+    """
+
+    def __init__(self, lm: str, engine: Engine, workers: _Workers) -> None:
+        self._lm, self._engine, self._workers = lm, engine, workers
+        self.stable_name = has_stable_name(engine)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a member of any engine
+        return getattr(self._engine, name)
+
+    @property
+    def concurrency(self) -> int:
+        """Maximum number of requests in flight over all workers."""
+        return self._engine.concurrency * self._workers.pool.size
+
+    async def warm_up(self) -> None:
+        """Start the workers."""
+        await self._workers.pool.start()
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer a request on a worker."""
+        if request.adapter is not None or any(m.images for m in request.messages):
+            return await self._engine.generate(request)
+        job = self._workers.next_job()
+        message = Generate(job=job, lm=self._lm, request=asdict(request))
+        found = await self._workers.pool.run(message, f"a request to {self._lm}")
+        return _decoded(lambda: COMPLETION.validate_python(found))
+
+
+class WorkerCaller(Caller):
+    """Makes the calls of a system on workers where they can compute them."""
+
+    def __init__(
+        self, caller: Caller, components: Mapping[str, Component], workers: _Workers
+    ) -> None:
+        self.__dict__.update(vars(caller))
+        self._versions = {name: component.version for name, component in components.items()}
+        self._workers = workers
+        self._here: set[str] = set()  # names of components that workers declined
+
+    async def execute(self, pending: PendingCall, key: str) -> CallResult:
+        """Make a call on a worker, or here if a worker cannot."""
+        pool, message = self._workers.pool, self._message(pending)
+        await pool.start()  # also for a call made here: nothing is spent before all workers fit
+        if message is not None:
+            what = f"{pending.address!r} of example {pending.stream[2]!r}"
+            found = await self.meter.before_deadline(pool.run(message, what))
+            if found is not None:
+                ports = pending.component.outputs
+                return _decoded(lambda: result_from_wire(found, ports, key))
+            self._here.add(pending.component.name)
+        return await super().execute(pending, key)
+
+    def _message(self, pending: PendingCall) -> Run | None:
+        """Return what to send to a worker; ``None`` for a call to make here."""
+        component, values = pending.component, pending.values
+        if (
+            not pending.inputs  # such as a hyperparameter, which computes nothing
+            or "lm" in values
+            or isinstance(component, ExternalAgent)  # which would start before it asks its model
+            or component.name in self._here
+            or self._versions.get(component.name) != component.version
+            or pending.ports != component.outputs
+            or any(is_reference(value) or not is_json(value) for value in values.values())
+        ):
+            return None
+        try:
+            inputs = values_to_wire(pending.inputs, component.inputs or {})
+        except NotSendable:
+            return None
+        return Run(
+            job=self._workers.next_job(),
+            component=component.name,
+            address=pending.address,
+            seed=pending.seed,
+            values=dict(values),
+            inputs=inputs,
         )
 
 
-def _fork(codec: CallCodec, fork: Fork) -> ForkRequest:
-    component = fork.kept[fork.address].component
-    outputs = fork.outputs
-    if outputs is not None:
-        outputs = values_to_wire(outputs, codec.outputs_of(component), fork.address)
-    return ForkRequest(
-        calls=[codec.to_wire(call) for call in fork.kept.values()],
-        address=fork.address,
-        outputs=outputs,
-        resample=fork.resample,
-        settings=_plain(fork.settings, fork.address),
-    )
-
-
-def _plain(settings: Mapping[str, object], where: str) -> Document:
-    """Return settings as JSON types, or raise if they are anything else."""
-
-    def undeclared(name: str) -> object:
-        raise KeyError(name)
-
-    sent = values_to_wire(settings, undeclared, where)
-    return {name: cast("list[object]", item)[0] for name, item in sent.items()}
-
-
-def _read(decode: Callable[[], T]) -> T:
+def _decoded(decode: Callable[[], T]) -> T:
     try:
         return decode()
     except Exception as error:  # its fields may hold any JSON
-        raise _mismatch(f"{type(error).__name__}: {error}") from error
-
-
-def _check(trace: Trace, system: System) -> None:
-    """Reject a trace of anything else than what was asked for."""
-    if trace.system != system.identity:
-        raise _mismatch("it is of another system")
-    if trace.configuration != system.configuration.digest:
-        raise _mismatch("it is of another configuration")
-
-
-def _mismatch(what: str) -> CompoundError:
-    return WorkerMismatch(
-        f"a worker returned a trace that does not fit the system: {what}", hint=f"{SAME}; {RESUME}"
-    )
+        raise WorkerMismatch(
+            f"a worker returned a result that does not fit the system: {type(error).__name__}: {error}",
+            hint=f"{SAME}; {RESUME}",
+        ) from error

@@ -1,7 +1,6 @@
 """Messages between the driver and its workers: typed, as JSON, and never code or pickles.
 
-A batch of messages travels as one JSON text. Each message of a job carries the job's number, and
-each question of a worker an id, which the `Reply` repeats.
+A batch of messages travels as one JSON text. Each message of a job carries the job's number.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import json
 from collections.abc import Sequence
 from typing import Protocol, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict
 
 from compound.core.engine import Usage
 from compound.core.errors import CompoundError
 from compound.execution.budget import StoredUsage
 from compound.yaml.program import SystemFile
 
-VERSION = 5
+VERSION = 6
 Document = dict[str, object]
 
 
@@ -36,12 +35,6 @@ class JobMessage(WorkerMessage):
     """Message about a job."""
 
     job: int
-
-
-class JobQuestion(JobMessage):
-    """Message of a worker about a job, mostly with a `Reply`, which repeats the id."""
-
-    id: int
 
 
 class Facts(WorkerMessage):
@@ -73,62 +66,35 @@ class Hello(WorkerMessage):
     """First message to a worker."""
 
     program: SystemFile
-    seed: int
-    folder: str | None = None
 
 
-class ForkRequest(WorkerMessage):
-    """Changes of a job to a recorded trace; see `Executor.fork`."""
-
-    calls: list[Document]
-    address: str
-    outputs: Document | None = None
-    resample: int = 0
-    settings: Document = {}
-
-
-class Start(WorkerMessage):
-    """Run an example.
+class Run(JobMessage):
+    """Execute a call.
 
     Attributes:
-        configuration: the values that the system is bound to.
-        seed: seed of the random streams; a fork has that of its trace.
-        caches: whether the driver has a cache.
-        shares: whether the entries of that cache are read by other programs.
-        priced: whether the cost is limited, so that models without a price are rejected.
+        component: the name of the component.
+        address: the address of the call in its trace.
+        seed: seed of the call's random stream.
+        values: the values of the component's settings.
         inputs: a value for each input.
-        bypass: whether cached results are ignored.
-        settings: by component, settings that override its own.
-        samples: by component, sample indices that override ``sample``.
-        fork: what to change in a recorded trace; None for a new run.
-        done: results of calls that a lost worker finished, by address.
     """
 
-    job: int
-    configuration: Document
-    example: str
-    sample: int
+    component: str
+    address: str
     seed: int
-    caches: bool
-    shares: bool
-    priced: bool
-    inputs: Document = {}
-    bypass: bool = False
-    settings: dict[str, Document] = {}
-    samples: dict[str, int] = {}
-    fork: ForkRequest | None = None
-    done: dict[str, Document] = {}
+    values: Document
+    inputs: Document
+
+
+class Generate(JobMessage):
+    """Send a request to a model in the process of the worker."""
+
+    lm: str
+    request: Document
 
 
 class Cancel(JobMessage):
     """Stop a job; nothing about it is sent any more."""
-
-
-class Reply(WorkerMessage):
-    """Answer to a question of a worker."""
-
-    id: int
-    value: Document
 
 
 # From a worker to the driver
@@ -147,88 +113,29 @@ class Refused(WorkerMessage):
     hint: str
 
 
-class Claim(JobQuestion):
-    """Ask for the result of a cached call, or for the right to execute it."""
-
-    key: str
-    component: str
-
-
-class Finished(JobQuestion):
-    """A call was executed; ``id`` is that of its claim and ``key`` its cache key, 0 and "" without one."""
-
-    key: str
-    address: str
-    component: str
-    result: Document
-
-
-class Enter(JobQuestion):
-    """Ask for a turn and a reservation to send a request to a model's server; see `Throttle.admit`.
-
-    Without a model, it reserves the worst case of a request that is not sent to a server.
-    """
-
-    worst: StoredUsage
-    lm: str = ""
-    seed: int = 0
-    patience: float = 0.0
-
-
-class Leave(JobMessage):
-    """End a request and charge what was used; ``turn`` is the id of its question."""
-
-    turn: int
-    answered: bool
-    used: list[StoredUsage]
-
-
-class Rejected(JobQuestion):
-    """The server rejected the request of a turn because of its rate limit; see `Throttle.refuse`."""
-
-    turn: int
-    retry_after: float | None
-
-
-class Withdraw(JobQuestion):
-    """Take back a question, or the right to execute a call, because its asker was cancelled."""
-
-
 class Done(JobMessage):
-    """A job is finished: the trace of its run."""
+    """A job is finished: the result of its call, or the answer of its model."""
 
     result: Document
-    incidents: dict[str, NonNegativeInt]
+
+
+class Declined(JobMessage):
+    """The call needs what only the driver has, such as a model behind a server, or its budget."""
 
 
 class JobFailed(JobMessage):
-    """A job ended with an error that ends the evaluation, such as a missing library."""
+    """A job ended with an error; ``error`` is its class, "" for one of another library."""
 
     error: str
     message: str
     hint: str
+    kind: str = ""
+    retry_after: float | None = None
+    charged: StoredUsage | None = None
 
 
-class Notice(WorkerMessage):
-    """One line for the user."""
-
-    text: str
-
-
-ToWorker = Hello | Start | Cancel | Reply
-ToDriver = (
-    Ready
-    | Refused
-    | Claim
-    | Finished
-    | Enter
-    | Leave
-    | Rejected
-    | Withdraw
-    | Done
-    | JobFailed
-    | Notice
-)
+ToWorker = Hello | Run | Generate | Cancel
+ToDriver = Ready | Refused | Done | Declined | JobFailed
 
 
 def name_of(message: type[WorkerMessage]) -> str:
@@ -262,8 +169,8 @@ def for_driver(text: str) -> list[ToDriver]:
     Raises:
         ProtocolError: the text holds anything else.
 
-    >>> for_driver(encode([Withdraw(job=1, id=2)]))
-    [Withdraw(job=1, id=2)]
+    >>> for_driver(encode([Declined(job=1)]))
+    [Declined(job=1)]
     """
     return cast("list[ToDriver]", _parse(get_args(ToDriver), text))
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 import compound.core.errors
 from compound.cluster import messages
 from compound.cluster.handshake import SAME, WorkerMismatch, compare
-from compound.cluster.messages import Document, Outbox, ProtocolError, WorkerLost
-from compound.cluster.services import ExampleJob, ExampleServices
+from compound.cluster.messages import (
+    Document,
+    Generate,
+    Outbox,
+    ProtocolError,
+    Run,
+    WorkerLost,
+)
 from compound.core.errors import CompoundError
 from compound.core.formatting import plural
 
-MAX_LOSSES = 5  # workers that may be lost while they run one example
+MAX_LOSSES = 5  # workers that may be lost while they run one job
 START_ATTEMPTS = 3  # times that one replacement is started
 RESUME = "run the same command to resume; finished calls are recorded"
 
@@ -28,67 +34,53 @@ class _LostInStart(WorkersLost):
     """A worker was lost before it had completed the handshake."""
 
 
+@dataclass(eq=False)
+class _Job:
+    """A message to a worker, and the result that the driver waits for; ``what`` names it in messages."""
+
+    message: Run | Generate
+    what: str
+    result: asyncio.Future[Document | None]
+    losses: int = 0
+
+    def fail(self, error: BaseException) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
 class _RemoteWorker:
     """A worker that has passed the handshake."""
 
-    def __init__(
-        self, number: int, connection: messages.WorkerConnection, notify: Callable[[str], object]
-    ) -> None:
-        self.name = f"worker {number}"
+    def __init__(self, number: int, connection: messages.WorkerConnection) -> None:
+        self.number, self.name = number, f"worker {number}"
         self.connection = connection
-        self.jobs: dict[int, ExampleServices] = {}
+        self.jobs: dict[int, _Job] = {}
         self.outbox = Outbox(connection)
         self.tasks: list[asyncio.Task[None]] = []
-        self._notify = notify
 
-    def start(self, job: ExampleJob) -> None:
-        number = job.start.job
-        self.jobs[number] = ExampleServices(job, self.outbox.post)
-        self.outbox.post(job.start.model_copy(update={"done": job.done}) if job.done else job.start)
+    def start(self, job: _Job) -> None:
+        self.jobs[job.message.job] = job
+        self.outbox.post(job.message)
 
-    def cancel(self, number: int) -> None:
-        services = self.jobs.pop(number, None)
-        if services is not None:
-            services.close()
-            self.outbox.post(messages.Cancel(job=number))
+    def cancel(self, job: _Job) -> None:
+        if self.jobs.pop(job.message.job, None) is not None:
+            self.outbox.post(messages.Cancel(job=job.message.job))
 
     def handle(self, message: messages.ToDriver) -> None:
         """Act on a message; those of jobs that have ended are dropped.
 
         Raises:
-            ProtocolError: the worker sent it out of turn, or it does not fit the system.
+            ProtocolError: the worker sent it out of turn.
         """
-        if isinstance(message, messages.Notice):
-            self._notify(message.text)
-            return
         if isinstance(message, messages.Ready | messages.Refused):
             raise ProtocolError("a second handshake")
-        services = self.jobs.get(message.job)
-        if services is None:
+        job = self.jobs.pop(message.job, None)
+        if job is None or job.result.done():
             return
-        if not isinstance(message, messages.Done | messages.JobFailed):
-            try:
-                services.handle(message)
-            except Exception as error:  # its fields may hold any JSON
-                name = messages.name_of(type(message))
-                raise ProtocolError(f"{name}: {type(error).__name__}: {error}") from error
-            return
-        del self.jobs[message.job]
-        services.close()
-        job = services.job
         if isinstance(message, messages.JobFailed):
             job.fail(_error(message, self.name))
-        elif not job.result.done():
-            job.meter.incidents.update(message.incidents)
-            job.result.set_result(message.result)
-
-    def release(self) -> list[ExampleJob]:
-        """Return the jobs of a lost worker, after cancelling what it had in progress."""
-        found = [services.job for services in self.jobs.values()]
-        for services in self.jobs.values():
-            services.close()
-        self.jobs.clear()
-        return found
+        else:
+            job.result.set_result(message.result if isinstance(message, messages.Done) else None)
 
 
 class WorkerPool:
@@ -120,18 +112,18 @@ class WorkerPool:
         self._notify = notify
         self._start_seconds, self._restarts_left = start_seconds, max_restarts
         self._workers: list[_RemoteWorker] = []
-        self._waiting: list[ExampleJob] = []
+        self._waiting: list[_Job] = []
         self._replacing: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
         self._opened = False
-        self._numbers = itertools.count(1)
         self._broken: CompoundError | None = None
 
-    def next_job(self) -> int:
-        """Return the number of a new job."""
-        return next(self._numbers)
+    @property
+    def size(self) -> int:
+        """Number of workers; 1 before they are started if it is one per machine."""
+        return self._count or 1
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """Start all workers, once; nothing is sent to any of them unless all pass the handshake.
 
         Raises:
@@ -140,8 +132,8 @@ class WorkerPool:
         async with self._opening:
             if self._opened:
                 return
-            count = self._count if self._count is not None else await self._transport.machines()
-            started = [asyncio.create_task(self._started(number + 1)) for number in range(count)]
+            self._count = self._count or await self._transport.machines()
+            started = [asyncio.create_task(self._started(n + 1)) for n in range(self._count)]
             found = await asyncio.gather(*started, return_exceptions=True)
             self._workers = [worker for worker in found if isinstance(worker, _RemoteWorker)]
             errors = [error for error in found if isinstance(error, BaseException)]
@@ -152,13 +144,21 @@ class WorkerPool:
                 self._attach(worker)
             self._opened = True
 
-    async def run(self, job: ExampleJob) -> Document:
-        """Run a job on the worker with the fewest jobs, on another one if it is lost, and return its result.
+    async def run(self, message: Run | Generate, what: str) -> Document | None:
+        """Run a job on the worker with the fewest jobs, and on another one if it is lost.
+
+        Args:
+            message: the job.
+            what: its description in messages.
+
+        Returns:
+            The result; None if only the driver can do the job.
 
         Raises:
             CompoundError: the job failed, or too many workers were lost.
         """
-        await self.open()
+        await self.start()
+        job = _Job(message, what, asyncio.get_running_loop().create_future())
         self._assign(job)
         try:
             return await job.result
@@ -166,7 +166,7 @@ class WorkerPool:
             if job in self._waiting:
                 self._waiting.remove(job)
             for worker in self._workers:
-                worker.cancel(job.start.job)
+                worker.cancel(job)
 
     async def aclose(self) -> None:
         """End all workers."""
@@ -180,7 +180,7 @@ class WorkerPool:
         )
         await self._transport.aclose()
 
-    def _assign(self, job: ExampleJob) -> None:
+    def _assign(self, job: _Job) -> None:
         if self._broken is not None:
             job.fail(self._broken)
         elif not self._workers:
@@ -190,7 +190,7 @@ class WorkerPool:
 
     async def _started(self, number: int) -> _RemoteWorker:
         connection = await self._transport.connect(number)
-        worker = _RemoteWorker(number, connection, self._notify)
+        worker = _RemoteWorker(number, connection)
         try:
             async with asyncio.timeout(self._start_seconds):
                 await self._shake_hands(worker)
@@ -260,9 +260,9 @@ class WorkerPool:
     def _lose(self, worker: _RemoteWorker, reason: str) -> None:
         self._workers.remove(worker)
         worker.tasks[0].cancel()
-        jobs = worker.release()
+        jobs, worker.jobs = list(worker.jobs.values()), {}
         self._notify(
-            f"{worker.name} was lost ({reason}), and {plural(len(jobs), 'example')} will be sent again"
+            f"{worker.name} was lost ({reason}), and {plural(len(jobs), 'call')} will be sent again"
         )
         if self._restarts_left == 0:
             self._break(
@@ -278,10 +278,9 @@ class WorkerPool:
         for job in jobs:
             job.losses += 1
             if job.losses >= MAX_LOSSES:
-                example = job.start.example
                 job.fail(
                     WorkersLost(
-                        f"{job.losses} workers were lost while they ran example {example!r}",
+                        f"{job.losses} workers were lost while they ran {job.what}",
                         hint=f"it may use too much memory; {RESUME}",
                     )
                 )
@@ -291,7 +290,7 @@ class WorkerPool:
     async def _replace(self, lost: _RemoteWorker, attempts_left: int = START_ATTEMPTS - 1) -> None:
         await asyncio.gather(lost.connection.aclose(), return_exceptions=True)
         try:
-            worker = await self._started(int(lost.name.removeprefix("worker ")))
+            worker = await self._started(lost.number)
         except Exception as found:  # noqa: BLE001 - jobs would wait for ever
             if isinstance(found, _LostInStart) and attempts_left and self._restarts_left:
                 self._restarts_left -= 1
@@ -318,8 +317,9 @@ class WorkerPool:
     def _break(self, error: CompoundError) -> None:
         """End all jobs, now and later, with an error."""
         self._broken = error
-        for job in [*self._waiting, *(job for worker in self._workers for job in worker.release())]:
-            job.fail(error)
+        for jobs in (self._waiting, *(worker.jobs.values() for worker in self._workers)):
+            for job in jobs:
+                job.fail(error)
 
 
 def _unexpected(doing: str, error: Exception) -> CompoundError:
@@ -332,6 +332,7 @@ def _error(message: messages.JobFailed, worker: str) -> CompoundError:
     if isinstance(found, type) and issubclass(found, CompoundError):
         error = found.__new__(found)
         Exception.__init__(error, message.message)
-        error.message, error.hint = message.message, message.hint
+        facts = message.model_dump(exclude={"job", "error", "charged"})
+        vars(error).update({**facts, "charged": message.charged, "outputs": {}})
         return error
     return CompoundError(f"{worker}: {message.message}", hint=message.hint)

@@ -64,11 +64,10 @@ from compound.execution.sender import (
     Engines,
     Notify,
     Sender,
-    Throttle,
 )
 from compound.execution.tool_text import from_text, to_text
 from compound.execution.trace import Call, CallResult, Failure
-from compound.graph.component import Component, Operation
+from compound.graph.component import Operation
 from compound.graph.configuration import digest
 from compound.graph.json_values import find_nonfinite
 from compound.graph.registry.engines import check_images, has_stable_name
@@ -221,8 +220,6 @@ class Caller:
     ) -> None:
         self.folder, self.meter = folder, meter
         self._cache = cache
-        self.caches = cache is not None
-        self.shares = getattr(cache, "shared", False)
         self._results = SharedResults(cache)
         self.tokens_of: TokensOf | None = None
         self._sleep = sleep
@@ -249,27 +246,20 @@ class Caller:
         """Engines that are open, by model name."""
         return self._sender.opened
 
-    def throttle(self, lm: str) -> Throttle:
-        """Return the admission control of a model's engine in this event loop."""
-        return self._sender.throttle(self.engine(lm))
-
     def call(self, pending: PendingCall) -> Awaitable[CallResult]:
         """Make a call, or reuse the result from the cache or from an equal call in flight."""
-        return traced(
-            self._call(pending),
-            lambda: CallFacts(pending.component, pending.address, pending.inputs),
+        component, key = pending.component, self._key(pending)
+        made = (
+            self._results.get(key, component, lambda: self.execute(pending, key), self.meter)
+            if key
+            else self.execute(pending, "")
         )
+        return traced(made, lambda: CallFacts(component, pending.address, pending.inputs))
 
-    def _call(self, pending: PendingCall) -> Awaitable[CallResult]:
-        """Make or reuse a call; workers of a cluster ask their driver first."""
-        if key := self.key(pending):
-            return self.share(key, pending.component, lambda: self.execute(pending, key))
-        return self.execute(pending, "")
-
-    def key(self, pending: PendingCall) -> str:
+    def _key(self, pending: PendingCall) -> str:
         """Return the cache key of a call; ``""`` if it is not cached."""
         component, values = pending.component, pending.values
-        if not self.caches or pending.bypass or not component.cacheable:
+        if self._cache is None or pending.bypass or not component.cacheable:
             return ""
         lm = values.get("lm")
         if not self._is_cached(lm):
@@ -289,20 +279,15 @@ class Caller:
 
     def _is_cached(self, lm: object) -> bool:
         """Return whether answers of a model may be cached: elsewhere its name may be that of another."""
-        return not (self.shares and isinstance(lm, str)) or has_stable_name(self.engine(lm))
-
-    def share(
-        self, key: str, component: Component, execute: Callable[[], Awaitable[CallResult]]
-    ) -> Awaitable[CallResult]:
-        """Return the result of a call from the cache or an equal call in flight, or execute it."""
-        return self._results.get(key, component, execute, self.meter)
+        shares = getattr(self._cache, "shared", False)
+        return not (shares and isinstance(lm, str)) or has_stable_name(self.engine(lm))
 
     def settle(self, calls: Sequence[Call]) -> None:
         """Mark which of several equal calls was executed: the first in order, regardless of timing."""
         self._results.settle(calls)
 
     def execute(self, pending: PendingCall, key: str) -> Awaitable[CallResult]:
-        """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up."""
+        """Make a call; cancel it when the run's minutes are used up. Clusters replace this by workers."""
         return self.meter.before_deadline(self._attempts(pending, key))
 
     async def _attempts(self, pending: PendingCall, key: str) -> CallResult:

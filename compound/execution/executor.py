@@ -85,7 +85,9 @@ class Executor:
 
     def with_meter(self, meter: Meter) -> Self:
         """Return an executor that shares cache and engines but charges another budget."""
-        return self.with_caller(self._caller.replace(meter=meter), meter)
+        other = copy.copy(self)
+        other.meter, other._caller = meter, self._caller.replace(meter=meter)
+        return other
 
     def with_tokens(self, tokens_of: TokensOf) -> Self:
         """Return an executor that shares everything, but asks a function for the tokens of answers.
@@ -94,13 +96,8 @@ class Executor:
             tokens_of: takes a request that wants tokens and its answer; returns the record of its
                 tokens.
         """
-        return self.with_caller(self._caller.replace(tokens_of=tokens_of), self.meter)
-
-    def with_caller(self, caller: Caller, meter: Meter) -> Self:
-        """Return an executor that shares everything but makes its calls by another caller and its budget."""
         other = copy.copy(self)
-        other.meter = meter
-        other._caller = caller
+        other._caller = self._caller.replace(tokens_of=tokens_of)
         return other
 
     async def run(
@@ -292,20 +289,11 @@ class Executor:
 
     def _traced(self, run: RunState, inputs: Mapping[str, object]) -> Awaitable[Trace]:
         fork = run.fork.address if run.fork is not None else ""
+        plan = partial(self._plan, run.system)
         return traced(
-            self.execute(run, inputs),
+            GraphRun(run, self._caller, self.meter, plan, self._on_call).execute(inputs),
             lambda: RunFacts(run.system, inputs, run.example, run.sample, run.seed, fork),
         )
-
-    def execute(self, run: RunState, inputs: Mapping[str, object]) -> Awaitable[Trace]:
-        """Execute a validated run; the part that an executor on other machines replaces.
-
-        Args:
-            run: what to run, and with a fork, what to keep.
-            inputs: a value of the declared type for each input.
-        """
-        plan = partial(self._plan, run.system)
-        return GraphRun(run, self._caller, self.meter, plan, self._on_call).execute(inputs)
 
     def _plan(self, bound: System, system: System) -> ExecutionPlan:
         """Return the cached plan of a graph; values come from the outermost system's configuration."""

@@ -12,9 +12,8 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from compound.core.engine import (
     NO_USAGE,
@@ -85,7 +84,7 @@ class Sender:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         notify: Notify | None = None,
     ) -> None:
-        self._find = _finder(engines)
+        self._find = find_in(engines)
         self._sleep = sleep
         self._notify = notify or logging.getLogger("compound").warning
         self._engines: dict[str, Engine] = {}
@@ -126,7 +125,7 @@ class Sender:
         if meter.budget.cost is not None and not engine.priced:
             raise unpriced(lm)
         most = Capabilities(engine).max_wait
-        gate = self._gate(lm, engine)
+        gate = self.throttle(engine)
         worst = worst_case(engine, request)
         waited, tries = 0.0, 0
         while True:
@@ -145,7 +144,7 @@ class Sender:
                     except RateLimited as error:
                         used.append(NO_USAGE)
                         meter.incidents["rate_limited"] += 1
-                        found = await gate.refuse(turn, error.retry_after)
+                        found = gate.refuse(turn, error.retry_after)
                         if waited + found.ahead > most:
                             raise _waited_too_long(error, lm, waited, found.ahead, most) from error
                         if found.first:
@@ -157,7 +156,7 @@ class Sender:
                         attempt.usage += lost
                         raise
                     else:
-                        gate.speed_up(turn)
+                        gate.speed_up()
                         used.append(completion.usage)
                         attempt.usage += completion.usage
                         return completion
@@ -217,9 +216,6 @@ class Sender:
         meter.incidents["lost"] += 1
         return worst
 
-    def _gate(self, lm: str, engine: Engine) -> Gate:
-        return self.throttle(engine)
-
     def throttle(self, engine: Engine) -> Throttle:
         """Return the throttle of an engine, one per event loop and engine object."""
         loop = asyncio.get_running_loop()
@@ -266,7 +262,8 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def _finder(engines: Engines | None) -> Callable[[str], Engine]:
+def find_in(engines: Engines | None) -> Callable[[str], Engine]:
+    """Return a function that finds engines by the names of models."""
     if callable(engines):
         return engines
     known = dict(engines or {})
@@ -302,24 +299,6 @@ class Refusal:
     ahead: float
     first: bool
     in_flight: int
-
-
-class Gate(Protocol):
-    """Admission control of one engine, here or in another process."""
-
-    def admit(
-        self, seed: int, patience: float, meter: Meter, worst: Usage
-    ) -> AbstractAsyncContextManager[tuple[Turn, list[Usage]]]:
-        """Wait for a turn and a reservation, and hold both; see `Throttle.admit`."""
-        ...
-
-    def speed_up(self, turn: Turn) -> None:
-        """Record the answer to the request of a turn."""
-        ...
-
-    async def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
-        """Record that the request of a turn was rejected because of the rate limit."""
-        ...
 
 
 class Throttle:
@@ -375,7 +354,7 @@ class Throttle:
         async with self.turn(seed, patience) as turn, meter.reserve(worst) as used:
             yield turn, used
 
-    def speed_up(self, turn: Turn | None = None) -> None:
+    def speed_up(self) -> None:
         """Record an answer: end the series of rejections and raise the limit."""
         self._refused, self._refusing_since = 0, float("inf")
         if self.limit < self.most:
@@ -383,7 +362,7 @@ class Throttle:
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._admit()
 
-    async def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
+    def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
         """Record a rejection because of the rate limit; see `slow_down`."""
         first = turn.round == self.round
         return Refusal(self.slow_down(turn, retry_after), first, self.sent - 1)

@@ -6,14 +6,14 @@ from tables.data import markdown, results
 
 
 def ray_overhead() -> str:
-    """Tabulate the time per example in this process and on one worker."""
+    """Tabulate the time per example in this process and with one worker."""
     rows = []
-    for in_flight, cached in ((64, ""), (1, ""), (1, "_cached")):
-        found = results("ray_overhead")["overhead"][f"in_flight_{in_flight}{cached}"]
+    for in_flight in (64, 1):
+        found = results("ray_overhead")["overhead"][f"in_flight_{in_flight}"]
         low, high = found["ms_added_range"]
         rows.append(
             [
-                f"{in_flight}{', with a cache' if cached else ''}",
+                str(in_flight),
                 f"{found['ms_per_example_here']:.2f} ms",
                 f"{found['ms_per_example_on_worker']:.2f} ms",
                 f"+{found['ms_added_median']:.2f} ms ({low:.2f} to {high:.2f})",

@@ -151,21 +151,6 @@ def test_engines_given_as_objects_are_refused(folder: Path) -> None:
     assert "given as Python objects" in error.message
 
 
-def test_external_agents_are_refused() -> None:
-    program = loads("""
-system: outside
-lm: smollm2
-inputs: {question: str}
-components:
-  agent: {external_agent: {command: [python, agent.py]}, in: {question: $question}}
-outputs: {answer: $agent}
-""")
-    assert (
-        "component 'agent' is an external agent"
-        in refused(program.system, program.find_engine).message
-    )
-
-
 def test_training_on_workers_is_noted_by_check_and_refused_by_a_dry_run(
     toy_model: Path, tmp_path: Path
 ) -> None:

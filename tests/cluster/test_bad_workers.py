@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
@@ -13,15 +12,23 @@ from typing import Any
 
 import pytest
 
-from clusters.program import evaluated, examples, remote_executor, requests, write_program
+from clusters.program import (
+    evaluated,
+    examples,
+    local_result,
+    remote_executor,
+    requests,
+    write_program,
+)
 from clusters.transports import LocalTransport
 from compound.cluster.handshake import WorkerMismatch, rebuild
 from compound.cluster.messages import ProtocolError, WorkerConnection, for_driver
 from compound.cluster.pool import WorkersLost
-from compound.cluster.wire import values_from_wire, values_to_wire
-from compound.core.errors import CompoundError, DeclarationError
+from compound.cluster.wire import NotSendable, values_from_wire, values_to_wire
+from compound.core.errors import CompoundError
 from compound.execution.budget import Budget
 from compound.execution.cache import MemoryCache
+from compound.graph.types import Port
 from compound.yaml.program import SystemFile
 
 
@@ -55,7 +62,7 @@ def edited(kind: str, change: Callable[[dict[str, Any]], object]) -> LocalTransp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("protocol", 99, "it has protocol 99, but the driver has 5"),
+        ("protocol", 99, "it has protocol 99, but the driver has 6"),
         ("compound", "0.0.1", "it has compound 0.0.1, but the driver has"),
         ("python", "3.99", "it has Python 3.99, but the driver has"),
         ("source", "0123", "its source of compound .* differs from the driver's"),
@@ -84,26 +91,11 @@ def test_a_worker_without_the_code_is_refused(source: SystemFile) -> None:
     assert nothing_spent(source)
 
 
-def test_a_worker_that_lies_about_its_version_is_found_by_its_first_trace(
-    source: SystemFile,
-) -> None:
-    def other_system(text: str) -> str:
-        return re.sub(
-            r'"system": "[0-9a-f]{64}", "configuration"', '"system": "0123", "configuration"', text
-        )
-
-    with pytest.raises(
-        WorkerMismatch, match="a trace that does not fit the system: it is of another system"
-    ):
-        run(source, LocalTransport(edit=other_system))
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('"type": "enter"', '"type": "entr"'),
-        ('"component": "writer"', '"component": "reader"'),
-        ('"outputs": {"output": ["', '"outputs": {"text": [["'),
+        ('"type": "done"', '"type": "don"'),
+        ('"outputs": {"output": [', '"outputs": {"text": [['),
         ("[{", "{["),
     ],
 )
@@ -113,104 +105,66 @@ def test_a_message_of_another_version_ends_the_run_with_a_clear_error(
     def edit(text: str) -> str:
         return text if '"ready"' in text else text.replace(old, new)
 
-    with pytest.raises(CompoundError) as error:
+    with pytest.raises(WorkerMismatch):
         run(source, LocalTransport(edit=edit))
-    assert isinstance(error.value, WorkerMismatch)
+
+
+USAGES: list[object] = [
+    [1] * 9,
+    {"cost": float("nan")},
+    {"cost": -0.5},
+    {"prompt_tokens": -5},
+    {"calls": -1},
+    {"unpriced": -1},
+]
 
 
 @pytest.mark.parametrize(
-    ("kind", "field", "value"),
+    ("field", "value"),
     [
-        *[("finished", field, []) for field in ("outputs", "failure")],
-        ("finished", "usage", [1] * 9),
-        ("finished", "outputs", {"output": 5}),
-        ("finished", "tokens", 5),
-        ("finished", "exchanges", [None]),
-        *[("done", field, 5) for field in ("calls", "outputs", "failure", "ends", "system")],
-        ("done", "calls", [{}]),
-        ("done", "calls", [[]]),
+        *[(field, 5) for field in ("outputs", "failure", "tokens", "usage")],
+        *[("usage", usage) for usage in USAGES],
+        ("outputs", {"output": 5}),
+        ("exchanges", [None]),
+        ("seconds", float("nan")),
+        ("seconds", -1.0),
+        ("attempts", -1),
     ],
+    ids=str,
 )
 def test_a_result_with_any_content_ends_the_run_and_never_hangs(
-    source: SystemFile, kind: str, field: str, value: object
+    source: SystemFile, field: str, value: object
 ) -> None:
-    transport = edited(kind, lambda message: message["result"].update({field: value}))
+    transport = edited("done", lambda message: message["result"].update({field: value}))
     executor = remote_executor(source, transport, 2, cache=MemoryCache())
 
     async def work() -> object:
         return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 120)
 
-    with pytest.raises(WorkerMismatch):
+    with pytest.raises(WorkerMismatch, match="does not fit the system"):
         asyncio.run(work())
+    assert executor.meter.usage.calls >= 0
 
 
-@pytest.mark.parametrize(
-    "usage",
-    [
-        {"cost": float("nan")},
-        {"cost": float("inf")},
-        {"cost": -0.5},
-        {"prompt_tokens": -5},
-        {"calls": -1},
-        {"unpriced": -1},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", ["enter", "leave", "reserve", "finished", "done"])
-def test_usage_that_would_lower_or_hide_spending_is_refused(
-    tmp_path: Path, kind: str, usage: dict[str, float]
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 10**6}, {"cost": float("nan")}, {"calls": -1}])
+def test_usage_of_a_model_that_is_impossible_is_charged_as_its_worst_case(
+    tmp_path: Path, usage: dict[str, float]
 ) -> None:
-    def change(message: dict[str, Any]) -> None:
-        if kind in ("enter", "reserve"):
-            message["worst"] = usage
-        elif kind == "leave":
-            message["used"] = [usage]
-        elif kind == "finished":
-            message["result"]["usage"] = usage
-        else:
-            message["result"]["calls"][0]["usage"] = usage
-
-    source = write_program(tmp_path, local=kind == "reserve")  # a model in the worker's process
-    budget = Budget(calls=1000, cost=10.0)
-    executor = remote_executor(
-        source, edited("enter" if kind == "reserve" else kind, change), 1, budget=budget
+    source = write_program(tmp_path, local=True)  # a model in the worker's process
+    transport = edited(
+        "done",
+        lambda message: (
+            "usage" in message["result"] and message["result"]["usage"].update(usage)
+            if "finish_reason" in message["result"]
+            else None
+        ),
     )
-    with pytest.raises(WorkerMismatch, match=r"finite number|not negative|or equal to 0"):
-        asyncio.run(evaluated(executor, rebuild(source).system))
+    executor = remote_executor(source, transport, 1, budget=Budget(tokens=10**6, cost=1e3))
+    asyncio.run(evaluated(executor, rebuild(source).system))
     used = executor.meter.usage
     assert all(0 <= number < math.inf for number in astuple(used))
-    assert used.calls >= (
-        requests(tmp_path) if kind == "leave" else 0
-    )  # the reservations are charged
-
-
-def test_a_request_that_used_more_than_it_reserved_is_refused(source: SystemFile) -> None:
-    transport = edited("leave", lambda message: message.update(used=[{"prompt_tokens": 10**6}]))
-    executor = remote_executor(source, transport, 1, budget=Budget(tokens=10**5))
-    with pytest.raises(
-        WorkerMismatch, match=r"used more than it reserved \(prompt_tokens 1000000\)"
-    ):
-        asyncio.run(evaluated(executor, rebuild(source).system))
-    assert executor.meter.usage.tokens <= 10**5
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("seconds", float("nan")), ("seconds", -1.0), ("attempts", -1)],
-)
-def test_calls_with_impossible_times_or_attempts_are_refused(
-    source: SystemFile, field: str, value: object
-) -> None:
-    def change(message: dict[str, Any]) -> None:
-        message["result"]["calls"][0][field] = value
-
-    with pytest.raises(WorkerMismatch, match=field):
-        run(source, edited("done", change))
-
-
-def test_negative_counts_of_incidents_are_refused(source: SystemFile) -> None:
-    with pytest.raises(WorkerMismatch, match="incidents.lost"):
-        run(source, edited("done", lambda message: message.update(incidents={"lost": -1})))
+    assert used.tokens <= 10**6
+    assert executor.meter.incidents["usage_corrected"]
 
 
 @pytest.mark.parametrize("broken", ["receive", "send"])
@@ -273,12 +227,12 @@ def test_a_notice_of_a_lost_worker_counts_its_examples(source: SystemFile) -> No
     notices = list[str]()
     executor = remote_executor(source, LocalTransport([(1, False)]), 1, notify=notices.append)
     asyncio.run(evaluated(executor, rebuild(source).system, count=1, concurrency=1))
-    assert notices == ["worker 1 was lost (killed), and 1 example will be sent again"]
+    assert notices == ["worker 1 was lost (killed), and 1 call will be sent again"]
 
 
 def test_a_message_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ProtocolError, match="a message that cannot be read"):
-        for_driver('[{"type": "leave", "job": "x"}]')
+        for_driver('[{"type": "done", "job": "x"}]')
 
 
 def test_a_worker_that_does_not_start_is_reported(source: SystemFile) -> None:
@@ -294,8 +248,10 @@ def test_a_worker_that_does_not_start_is_reported(source: SystemFile) -> None:
 
 
 def test_a_cluster_that_loses_too_many_workers_ends_the_run(source: SystemFile) -> None:
-    with pytest.raises(WorkersLost, match="workers were lost while they ran example 'e0'") as error:
-        run(source, LocalTransport([(1, False)] * 50), 1)
+    with pytest.raises(
+        WorkersLost, match="workers were lost while they ran 'judged' of example 'e0'"
+    ) as error:
+        run(source, LocalTransport([(0, False)] * 50), 1)
     assert "run the same command to resume" in error.value.hint
 
 
@@ -332,7 +288,7 @@ def test_a_replacement_that_is_lost_while_it_starts_is_started_again(
 
 
 def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path) -> None:
-    source = write_program(tmp_path)
+    source = write_program(tmp_path, local=True)
     with (tmp_path / "parts.py").open("a") as file:
         file.write(
             """
@@ -353,14 +309,14 @@ def test_the_end_of_the_traceback_of_a_worker_is_a_hint(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("of the test")
 
-    monkeypatch.setattr("compound.cluster.worker.Rebuilt.run", broken)
+    monkeypatch.setattr("compound.cluster.worker.Worker._run", broken)
     with pytest.raises(CompoundError, match=r"worker \d: ZeroDivisionError: of the test") as caught:
         run(source, LocalTransport())
     assert caught.value.hint.endswith("ZeroDivisionError: of the test")
     assert 'raise ZeroDivisionError("of the test")' in caught.value.hint
 
 
-def test_values_that_cannot_travel_are_refused_by_name(tmp_path: Path) -> None:
+def test_calls_with_values_that_cannot_travel_are_made_here(tmp_path: Path) -> None:
     source = write_program(tmp_path)
     code = (tmp_path / "parts.py").read_text()
     code = code.replace("-> Verdict:\n    return", "-> tuple:\n    return").replace(
@@ -370,8 +326,9 @@ def test_values_that_cannot_travel_are_refused_by_name(tmp_path: Path) -> None:
         'f"{verdict.word}{verdict.length}"', "str(len(verdict))"
     )
     (tmp_path / "parts.py").write_text(code)
-    with pytest.raises(DeclarationError, match=r"the value of .*cannot be sent between processes"):
-        run(source, LocalTransport())
+    transport = LocalTransport()
+    assert run(source, transport) == local_result(source)[:2]
+    assert 0 < sum(map(len, transport.jobs())) <= 6  # until the first answer
 
 
 def test_a_failing_batch_leaves_no_task_behind(source: SystemFile) -> None:
@@ -390,10 +347,8 @@ def test_a_failing_batch_leaves_no_task_behind(source: SystemFile) -> None:
     assert asyncio.run(work()) == 1
 
 
-def test_an_integer_that_json_cannot_write_is_refused() -> None:
-    types = {"n": int}.__getitem__
-    assert values_from_wire(values_to_wire({"n": 2**64}, types, "a"), types) == {"n": 2**64}
-    with pytest.raises(
-        DeclarationError, match="a: the value of 'n', int, cannot be sent between processes"
-    ):
-        values_to_wire({"n": 10**5000}, types, "a")
+def test_an_integer_that_json_cannot_write_is_not_sent() -> None:
+    ports = {"n": Port(int)}
+    assert values_from_wire(values_to_wire({"n": 2**64}, ports), ports) == {"n": 2**64}
+    with pytest.raises(NotSendable):
+        values_to_wire({"n": 10**5000}, ports)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,8 +31,17 @@ from compound.yaml.program import SystemFile
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> SystemFile:
-    return write_program(tmp_path_factory.mktemp("program"))
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[bool, SystemFile]:
+    """Return the program with a model behind a server, and with one in the process."""
+    return {
+        local: write_program(tmp_path_factory.mktemp("program"), local=local)
+        for local in (False, True)
+    }
+
+
+@pytest.fixture
+def source(programs: Mapping[bool, SystemFile]) -> SystemFile:
+    return programs[False]
 
 
 def folder(source: SystemFile) -> Path:
@@ -44,7 +53,7 @@ def sent(source: SystemFile) -> int:
 
 
 def resent(notices: Iterable[str]) -> int:
-    return sum(map(int, re.findall(r"(\d+) examples? will be sent again", "\n".join(notices))))
+    return sum(map(int, re.findall(r"(\d+) calls? will be sent again", "\n".join(notices))))
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
@@ -58,8 +67,9 @@ def test_every_number_of_workers_gives_the_results_of_one_process(
     executor = remote_executor(source, transport, workers, cache=MemoryCache())
     found = asyncio.run(evaluated(executor, rebuild(source).system))
     assert found == (evaluations, traces)
-    jobs = transport.examples()
-    assert sorted(job for each in jobs for job in each) == list(range(1, len(traces) + 1))
+    functions = sum(call.component in ("judged", "short") for t in traces for call in t.calls)
+    jobs = transport.jobs()
+    assert [job for each in jobs for job in each].count("run") == functions
     assert len(jobs) == workers
     assert sum(map(bool, jobs)) >= min(workers, 6)  # as many as there are examples in flight
     assert sent(source) - start == 2 * alone  # equal calls are shared between workers
@@ -69,7 +79,8 @@ def test_every_number_of_workers_gives_the_results_of_one_process(
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@pytest.mark.parametrize("local", [False, True], ids=["server", "in the process"])
+@settings(max_examples=20)
 @given(
     workers=st.integers(1, 4),
     deaths=st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=4),
@@ -77,11 +88,17 @@ def test_every_number_of_workers_gives_the_results_of_one_process(
     cached=st.booleans(),
 )
 def test_no_schedule_of_deaths_changes_a_result(
-    source: SystemFile, workers: int, deaths: list[tuple[int, bool]], concurrency: int, cached: bool
+    programs: Mapping[bool, SystemFile],
+    local: bool,
+    workers: int,
+    deaths: list[tuple[int, bool]],
+    concurrency: int,
+    cached: bool,
 ) -> None:
     def cache() -> MemoryCache | None:
         return MemoryCache() if cached else None
 
+    source = programs[local]
     system, sizes = rebuild(source).system, {"count": 5, "concurrency": concurrency}
     here = local_executor(source, cache=cache())
     expected = asyncio.run(evaluated(here, system, **sizes))
@@ -91,9 +108,8 @@ def test_no_schedule_of_deaths_changes_a_result(
     )
     assert asyncio.run(evaluated(executor, system, **sizes)) == expected
     assert executor.meter.system_runs == here.meter.system_runs
-    # an example makes one request at a time: no more than that one is repeated, and all are charged
-    made, alone = sent(source) - start, here.meter.usage.calls
-    assert alone <= made <= executor.meter.usage.calls <= alone + resent(notices)
+    assert executor.meter.usage.tokens == here.meter.usage.tokens
+    assert sent(source) - start <= here.meter.usage.calls + resent(notices)
 
 
 def test_by_default_each_machine_has_a_worker(source: SystemFile) -> None:
@@ -104,7 +120,7 @@ def test_by_default_each_machine_has_a_worker(source: SystemFile) -> None:
 
 
 def test_killed_processes_change_nothing(tmp_path: Path) -> None:
-    source = write_program(tmp_path, seconds=0.02)
+    source = write_program(tmp_path, seconds=0.02, local=True)
     evaluations, traces, meter = local_result(source)
     start, notices = sent(source), list[str]()
     transport = PipeTransport()
@@ -115,7 +131,7 @@ def test_killed_processes_change_nothing(tmp_path: Path) -> None:
         while len(killed) < 3:
             await asyncio.sleep(0.01)
             alive = [process for process in transport.processes if process.returncode is None]
-            if sent(source) > 80 + 15 * len(killed) and alive and alive[0] not in killed:
+            if sent(source) - start > 15 * (1 + len(killed)) and alive and alive[0] not in killed:
                 killed.append(alive[0])
                 alive[0].send_signal(signal.SIGKILL)
 
@@ -129,8 +145,8 @@ def test_killed_processes_change_nothing(tmp_path: Path) -> None:
     assert asyncio.run(both()) == (evaluations, traces)
     assert killed
     assert len(transport.processes) > 2
-    made, alone = sent(source) - start, meter.usage.calls
-    assert alone <= made <= executor.meter.usage.calls <= alone + resent(notices)
+    assert executor.meter.usage.tokens == meter.usage.tokens
+    assert meter.usage.calls <= sent(source) - start <= meter.usage.calls + resent(notices)
 
 
 def test_forks_and_resampled_calls_are_equal(source: SystemFile) -> None:
@@ -198,59 +214,66 @@ def test_the_minutes_end_a_run_on_workers(tmp_path: Path) -> None:
         asyncio.run(evaluated(executor, rebuild(source).system))
 
 
-def test_the_concurrency_of_a_server_holds_over_all_workers(tmp_path: Path) -> None:
-    """Workers of one process share a counter in the module of the engine."""
-    source = write_program(tmp_path, seconds=0.001, limit=3)
-    with (tmp_path / "parts.py").open("a") as file:
-        file.write(
-            """
-    IN_FLIGHT, MOST = [0], [0]
-
-    async def generate(self, request):
-        self.IN_FLIGHT[0] += 1
-        self.MOST[0] = max(self.MOST[0], self.IN_FLIGHT[0])
-        try:
-            return await super().generate(request)
-        finally:
-            self.IN_FLIGHT[0] -= 1
-"""
-        )
-    program = rebuild(source)
-    executor = remote_executor(source, LocalTransport(), 4)
-    asyncio.run(evaluated(executor, program.system, concurrency=16))
-    engine = program.find_engine("simulated")
-    assert engine.MOST == [3]  # type: ignore[attr-defined]
-
-
-def test_rate_limits_pause_all_workers_as_they_pause_one_process(tmp_path: Path) -> None:
-    source = write_program(tmp_path)
-    with (tmp_path / "parts.py").open("a") as file:
-        file.write(
-            """
-    REJECTED = []
-
-    async def generate(self, request):
-        if len(self.REJECTED) < 2:
-            self.REJECTED.append(1)
-            raise RateLimited("slow down", retry_after=0.01)
-        return await super().generate(request)
-"""
-        )
-    program, notices = rebuild(source), list[str]()
-    executor = remote_executor(
-        source, LocalTransport(), 2, cache=MemoryCache(), notify=notices.append
-    )
-    found = asyncio.run(evaluated(executor, program.system))
-    assert found[0] == local_result(source)[0]  # after the two rejections
-    assert executor.meter.incidents["rate_limited"] == 2
-    assert any("rate limit: waiting" in notice for notice in notices)
-
-
 def test_models_in_the_process_of_a_worker_have_a_queue_per_worker(tmp_path: Path) -> None:
-    source = write_program(tmp_path, local=True, limit=1)
+    source = write_program(tmp_path, local=True, limit=1, seconds=0.001)
     evaluations, traces, _ = local_result(source)
-    executor = remote_executor(source, LocalTransport(), 3, cache=MemoryCache())
+    transport = LocalTransport()
+    executor = remote_executor(source, transport, 3, cache=MemoryCache())
     assert asyncio.run(evaluated(executor, rebuild(source).system)) == (evaluations, traces)
+    assert all("generate" in kinds for kinds in transport.jobs())
+    assert not requests(tmp_path) % 2  # each request was answered once by a worker, as before here
+
+
+CUSTOM = """
+
+from compound import Example
+from compound.core.engine import Message, Request
+from compound.core.errors import CallError
+from compound.graph.component import Operation, Port
+
+
+class Asker(Operation):
+    inputs, outputs = {"text": Port(str)}, {"output": Port(str)}
+    settings, version = {"model": "simulated"}, "asker:1"
+
+    def __init__(self, name):
+        self.name = name
+
+    async def run(self, inputs, values, call):
+        request = Request((Message("user", inputs["text"]),), seed=call.seed)
+        try:
+            return {"output": (await call.generate(values["model"], request)).text}
+        except Exception:
+            raise CallError("no model here")
+"""
+ASKING = """
+system: asking
+inputs: {topic: str, kind: str}
+components:
+  judged: {function: {call: "parts:judge"}, in: {text: $kind}}
+  asker: {class: "parts:Asker", settings: {}, in: {text: $topic}}
+outputs: {answer: $asker, verdict: $judged}
+engines: {simulated: {class: "parts:Simulated", settings: {}}}
+"""
+
+
+def test_components_that_ask_a_model_themselves_run_in_this_process(tmp_path: Path) -> None:
+    source = write_program(tmp_path, ASKING)
+    with (tmp_path / "parts.py").open("a") as file:
+        file.write(CUSTOM)
+    transport = LocalTransport()
+
+    async def outputs(executor: Executor) -> list[object]:
+        system = rebuild(source).system
+        try:
+            traces = [await executor.run(system, each.inputs) for each in examples(3)]
+            return [(trace.outputs, trace.usage) for trace in traces]
+        finally:
+            await executor.aclose()
+
+    expected = asyncio.run(outputs(local_executor(source)))
+    assert asyncio.run(outputs(remote_executor(source, transport, 1))) == expected
+    assert transport.jobs() == [["run"] * 4]  # a worker declined the first call of the asker
 
 
 def test_parts_of_a_system_run_in_this_process(source: SystemFile) -> None:
@@ -265,4 +288,4 @@ def test_parts_of_a_system_run_in_this_process(source: SystemFile) -> None:
 
     found = asyncio.run(once(remote_executor(source, transport, 2)))
     assert found == asyncio.run(once(local_executor(source)))
-    assert transport.started == 0
+    assert transport.jobs() == [[], []]

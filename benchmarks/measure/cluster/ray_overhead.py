@@ -4,11 +4,11 @@ Run ``python -m benchmarks.measure.cluster.ray_overhead`` where the extra ``ray`
 starts a Ray cluster on this machine, prints one JSON object and writes it to
 ``benchmarks/data/ray_overhead.json``.
 
-- ``overhead``: wall time per example of an evaluation on one worker, minus that in this process, with a model
-  that answers at once; pairs are interleaved. With many examples in flight messages share batches;
-  with one example in flight the whole latency of the messages shows.
-- ``scaling``: examples per second with 8 workers and with 1, with 4 examples in flight per worker and a model
-  that answers after 200 ms.
+- ``overhead``: wall time per example of an evaluation with one worker, minus that here, of a system
+  with one Python function; pairs are interleaved. With many examples in flight messages share
+  batches; with one example in flight the whole latency of the messages shows.
+- ``scaling``: examples per second with 8 workers and with 1, with a model in the process of each worker that
+  answers 4 requests at a time, each after 200 ms.
 - ``memory``: resident memory of the driver while it evaluates different examples one batch after the other.
 """
 
@@ -30,7 +30,6 @@ from compound.api.runners import executor_opener
 from compound.core.example import Example
 from compound.evaluation.evaluate import EvaluationRules, evaluate
 from compound.evaluation.metrics.built_in import exact_match
-from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.graph.registry.engines import for_system
 from compound.optimization.settings.base import RaySettings, RunnerSettings
@@ -41,7 +40,14 @@ from compound.yaml.program import Program, load
 OUTPUT = Path(__file__).parents[2] / "data" / "ray_overhead.json"
 SECONDS = 0.2  # latency of the simulated model
 EACH = 4  # examples in flight per worker
-FILE = """
+INSTANT = """
+system: simulated
+inputs: {question: str}
+components:
+  answerer: {function: {call: "benchmarks.measure.cluster.ray_overhead:answer"}, in: {question: $question}}
+outputs: {answer: $answerer}
+"""
+WAITING = """
 system: simulated
 lm: simulated
 inputs: {question: str}
@@ -49,19 +55,30 @@ components:
   answerer: {llm: {prompt: {tune: Answer.}}, in: {question: $question}}
 outputs: {answer: $answerer}
 engines:
-  simulated: {class: "benchmarks.measure.cluster.ray_overhead:Simulated", settings: {seconds: 0.0}}
-"""
+  simulated:
+    class: "benchmarks.measure.cluster.ray_overhead:Simulated"
+    settings: {at_once: AT_ONCE, remote: false}
+""".replace("AT_ONCE", str(EACH))
+
+
+def answer(question: str) -> str:
+    """Return the answer to every question."""
+    return "yes" if question else ""
 
 
 class Simulated(ScriptedLM):
-    """A model behind a server that answers after a fixed time.
+    """A model that answers a number of requests at a time, each after a fixed time.
 
     Args:
         seconds: the time.
+        at_once: the number of requests.
+        remote: whether it is behind a server, or in the process.
     """
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(lambda _: "yes", name="simulated", latency=seconds, concurrency=1024)
+    def __init__(self, seconds: float = SECONDS, at_once: int = 1024, remote: bool = True) -> None:
+        super().__init__(
+            lambda _: "yes", name="simulated", latency=seconds, concurrency=at_once, remote=remote
+        )
 
     async def generate(self, request: object) -> object:  # type: ignore[override]
         """Answer without recording the request, so that memory stays flat."""
@@ -69,19 +86,16 @@ class Simulated(ScriptedLM):
         return await super().generate(request)  # type: ignore[arg-type]
 
 
-def opened(program: Program, workers: int, *, cached: bool = False) -> Executor:
+def opened(program: Program, workers: int) -> Executor:
     """Return an executor with workers, or without for 0."""
-    engines, cache = (
-        for_system(program.find_engine, program.system),
-        MemoryCache() if cached else None,
-    )
+    engines = for_system(program.find_engine, program.system)
     if workers == 0:
-        return Executor(engines, cache=cache)
+        return Executor(engines)
     runner = RunnerSettings(ray=RaySettings(workers=workers, cpus=0))
     open_executor = executor_opener(
         OptimizeSettings(runner=runner), program.system, program.find_engine
     )
-    return open_executor(engines, cache=cache)
+    return open_executor(engines)
 
 
 async def seconds_per_example(
@@ -106,13 +120,10 @@ async def seconds_per_example(
 
 
 async def overhead(program: Program, repeats: int) -> dict[str, object]:
-    """Return milliseconds per example that a worker adds, with 64 examples in flight and with 1.
-
-    With a cache, each example is new, so that its call is looked up, executed and stored.
-    """
+    """Return milliseconds per example that a worker adds, with 64 examples in flight and with 1."""
     found: dict[str, object] = {}
-    for concurrency, count, cached in ((64, 640, False), (1, 100, False), (1, 100, True)):
-        here, there = opened(program, 0, cached=cached), opened(program, 1, cached=cached)
+    for concurrency, count in ((64, 640), (1, 100)):
+        here, there = opened(program, 0), opened(program, 1)
         await seconds_per_example(there, program, 64, concurrency)  # starts the worker
         pairs = [
             (
@@ -122,7 +133,7 @@ async def overhead(program: Program, repeats: int) -> dict[str, object]:
             for start in range(1000, 1000 * (repeats + 1), 1000)
         ]
         added = sorted(1000 * (remote - local) for local, remote in pairs)
-        found[f"in_flight_{concurrency}{'_cached' if cached else ''}"] = {
+        found[f"in_flight_{concurrency}"] = {
             "ms_per_example_here": round(1000 * statistics.median(local for local, _ in pairs), 3),
             "ms_per_example_on_worker": round(
                 1000 * statistics.median(remote for _, remote in pairs), 3
@@ -220,9 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         programs = []
-        for name, seconds in (("instant", 0.0), ("waiting", SECONDS)):
+        for name, text in (("instant", INSTANT), ("waiting", WAITING)):
             path = Path(folder) / f"{name}.yaml"
-            path.write_text(FILE.replace("seconds: 0.0", f"seconds: {seconds}"), encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
             programs.append(load(path))
         text = json.dumps(
             asyncio.run(measure(programs[0], programs[1], args.repeats, args.examples)), indent=2

@@ -130,7 +130,7 @@ def remote_executor(
         return WorkerPool(
             transport,
             workers,
-            Hello(program=source, seed=seed),
+            Hello(program=source),
             facts,
             notify,
             start_seconds=start_seconds,

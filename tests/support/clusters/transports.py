@@ -109,17 +109,10 @@ class LocalTransport:
         driver.serving = asyncio.create_task(serve(worker))
         return driver
 
-    def examples(self) -> list[list[int]]:
-        """Return the jobs that each started worker was sent."""
-        return [
-            [
-                message["job"]
-                for text in texts
-                for message in json.loads(text)
-                if message["type"] == "start"
-            ]
-            for texts in self.sent
-        ]
+    def jobs(self) -> list[list[str]]:
+        """Return the kinds of the jobs that each started worker was sent."""
+        sent = [[m["type"] for text in texts for m in json.loads(text)] for texts in self.sent]
+        return [[kind for kind in kinds if kind in ("run", "generate")] for kinds in sent]
 
     async def aclose(self) -> None:
         pass
