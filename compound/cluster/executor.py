@@ -6,7 +6,6 @@ compute calls of components without a model, and the answers of models that run 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -72,16 +71,12 @@ class _Workers:
     def __init__(self, open_pool: Callable[[], WorkerPool]) -> None:
         self._open_pool = open_pool
         self._pool: WorkerPool | None = None
-        self._numbers = itertools.count(1)
 
     @property
     def pool(self) -> WorkerPool:
         if self._pool is None:
             self._pool = self._open_pool()
         return self._pool
-
-    def next_job(self) -> int:
-        return next(self._numbers)
 
     def placed(self, lm: str, engine: Engine) -> Engine:
         return engine if engine.remote else WorkerEngine(lm, engine, self)
@@ -118,8 +113,7 @@ class WorkerEngine:
         """Answer a request on a worker."""
         if request.adapter is not None or any(m.images for m in request.messages):
             return await self._engine.generate(request)
-        job = self._workers.next_job()
-        message = Generate(job=job, lm=self._lm, request=asdict(request))
+        message = Generate(lm=self._lm, request=asdict(request))
         found = await self._workers.pool.run(message, f"a request to {self._lm}")
         return _decoded(lambda: COMPLETION.validate_python(found))
 
@@ -166,7 +160,6 @@ class WorkerCaller(Caller):
         except NotSendable:
             return None
         return Run(
-            job=self._workers.next_job(),
             component=component.name,
             address=pending.address,
             seed=pending.seed,

@@ -1,14 +1,9 @@
-"""Messages between the driver and its workers: typed, as JSON, and never code or pickles.
-
-A batch of messages travels as one JSON text. Each message of a job carries the job's number.
-"""
+"""Messages between the driver and its workers: typed, as JSON, and never code or pickles."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
-from typing import Protocol, cast, get_args
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -29,12 +24,6 @@ class WorkerMessage(BaseModel):
     """Base of all messages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class JobMessage(WorkerMessage):
-    """Message about a job."""
-
-    job: int
 
 
 class Facts(WorkerMessage):
@@ -68,7 +57,7 @@ class Hello(WorkerMessage):
     program: SystemFile
 
 
-class Run(JobMessage):
+class Run(WorkerMessage):
     """Execute a call.
 
     Attributes:
@@ -86,15 +75,11 @@ class Run(JobMessage):
     inputs: Document
 
 
-class Generate(JobMessage):
+class Generate(WorkerMessage):
     """Send a request to a model in the process of the worker."""
 
     lm: str
     request: Document
-
-
-class Cancel(JobMessage):
-    """Stop a job; nothing about it is sent any more."""
 
 
 # From a worker to the driver
@@ -113,18 +98,18 @@ class Refused(WorkerMessage):
     hint: str
 
 
-class Done(JobMessage):
-    """A job is finished: the result of its call, or the answer of its model."""
+class Done(WorkerMessage):
+    """The result of a call, or the answer of a model."""
 
     result: Document
 
 
-class Declined(JobMessage):
+class Declined(WorkerMessage):
     """The call needs what only the driver has, such as a model behind a server, or its budget."""
 
 
-class JobFailed(JobMessage):
-    """A job ended with an error; ``error`` is its class, "" for one of another library."""
+class JobFailed(WorkerMessage):
+    """It ended with an error; ``error`` is its class, "" for one of another library."""
 
     error: str
     message: str
@@ -134,51 +119,33 @@ class JobFailed(JobMessage):
     charged: StoredUsage | None = None
 
 
-ToWorker = Hello | Run | Generate | Cancel
-ToDriver = Ready | Refused | Done | Declined | JobFailed
+ToWorker = (Hello, Run, Generate)
+ToDriver = (Ready, Refused, Done, Declined, JobFailed)
 
 
-def name_of(message: type[WorkerMessage]) -> str:
-    """Return the name of a kind of messages in texts."""
-    return message.__name__.lower()
-
-
-def encode(messages: Sequence[WorkerMessage]) -> str:
-    """Return messages as one text."""
+def encode(message: WorkerMessage) -> str:
+    """Return a message as text."""
     # the standard library writes NaN and lone surrogates in a form that it reads back
-    named = [{"type": name_of(type(message)), **dict(message)} for message in messages]
-    return json.dumps(named, default=_plain)
+    return json.dumps({"type": type(message).__name__, **dict(message)}, default=_plain)
 
 
 def _plain(part: Usage | WorkerMessage) -> object:
     return part.to_json() if isinstance(part, Usage) else dict(part)
 
 
-def for_worker(text: str) -> list[ToWorker]:
-    """Parse messages to a worker.
+def decode(text: str, *kinds: type[WorkerMessage]) -> WorkerMessage:
+    """Parse a message of one of some kinds.
 
     Raises:
-        ProtocolError: the text holds anything else.
+        ProtocolError: the text is anything else.
+
+    >>> decode(encode(Declined()), *ToDriver)
+    Declined()
     """
-    return cast("list[ToWorker]", _parse(get_args(ToWorker), text))
-
-
-def for_driver(text: str) -> list[ToDriver]:
-    """Parse messages to the driver.
-
-    Raises:
-        ProtocolError: the text holds anything else.
-
-    >>> for_driver(encode([Declined(job=1)]))
-    [Declined(job=1)]
-    """
-    return cast("list[ToDriver]", _parse(get_args(ToDriver), text))
-
-
-def _parse(kinds: Sequence[type[WorkerMessage]], text: str) -> list[WorkerMessage]:
-    known = {name_of(kind): kind for kind in kinds}
+    known = {kind.__name__: kind for kind in kinds}
     try:
-        return [known[data.pop("type")].model_validate(data) for data in json.loads(text)]
+        data = json.loads(text)
+        return known[data.pop("type")].model_validate(data)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).splitlines()
         raise ProtocolError(
@@ -191,18 +158,14 @@ class WorkerLost(Exception):
 
 
 class WorkerConnection(Protocol):
-    """One end of a connection. Texts arrive once and in order, or the connection is lost."""
+    """The driver's end of a connection to a worker."""
 
-    async def send(self, text: str) -> None:
-        """Send a text, or raise `WorkerLost`."""
-        ...
-
-    async def receive(self) -> str:
-        """Wait for the next text, or raise `WorkerLost`."""
+    async def call(self, text: str) -> str:
+        """Send a text and return the answer of `CallWorker.call`, or raise `WorkerLost`."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connection; at the driver's end, end the worker."""
+        """End the worker."""
         ...
 
 
@@ -220,29 +183,3 @@ class Transport(Protocol):
     async def aclose(self) -> None:
         """Release what was opened to start workers."""
         ...
-
-
-class Outbox:
-    """Sends messages in order, those that wait together as one text."""
-
-    def __init__(self, connection: WorkerConnection) -> None:
-        self._connection = connection
-        self._waiting: list[WorkerMessage] = []
-        self._some = asyncio.Event()
-
-    def post(self, message: WorkerMessage) -> None:
-        """Queue a message."""
-        self._waiting.append(message)
-        self._some.set()
-
-    async def run(self) -> None:
-        """Send queued messages.
-
-        Raises:
-            WorkerLost: the other end is gone.
-        """
-        while True:
-            await self._some.wait()
-            batch, self._waiting = self._waiting, []
-            self._some.clear()
-            await self._connection.send(encode(batch))

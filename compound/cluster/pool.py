@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 
 import compound.core.errors
 from compound.cluster import messages
 from compound.cluster.handshake import SAME, WorkerMismatch, compare
-from compound.cluster.messages import (
-    Document,
-    Generate,
-    Outbox,
-    ProtocolError,
-    Run,
-    WorkerLost,
-)
+from compound.cluster.messages import Document, Generate, ProtocolError, Run, WorkerLost
 from compound.core.errors import CompoundError
 from compound.core.formatting import plural
 
@@ -34,53 +25,19 @@ class _LostInStart(WorkersLost):
     """A worker was lost before it had completed the handshake."""
 
 
-@dataclass(eq=False)
-class _Job:
-    """A message to a worker, and the result that the driver waits for; ``what`` names it in messages."""
-
-    message: Run | Generate
-    what: str
-    result: asyncio.Future[Document | None]
-    losses: int = 0
-
-    def fail(self, error: BaseException) -> None:
-        if not self.result.done():
-            self.result.set_exception(error)
-
-
 class _RemoteWorker:
-    """A worker that has passed the handshake."""
-
     def __init__(self, number: int, connection: messages.WorkerConnection) -> None:
         self.number, self.name = number, f"worker {number}"
-        self.connection = connection
-        self.jobs: dict[int, _Job] = {}
-        self.outbox = Outbox(connection)
-        self.tasks: list[asyncio.Task[None]] = []
+        self.connection, self.load = connection, 0
 
-    def start(self, job: _Job) -> None:
-        self.jobs[job.message.job] = job
-        self.outbox.post(job.message)
-
-    def cancel(self, job: _Job) -> None:
-        if self.jobs.pop(job.message.job, None) is not None:
-            self.outbox.post(messages.Cancel(job=job.message.job))
-
-    def handle(self, message: messages.ToDriver) -> None:
-        """Act on a message; those of jobs that have ended are dropped.
-
-        Raises:
-            ProtocolError: the worker sent it out of turn.
-        """
-        if isinstance(message, messages.Ready | messages.Refused):
-            raise ProtocolError("a second handshake")
-        job = self.jobs.pop(message.job, None)
-        if job is None or job.result.done():
-            return
-        if isinstance(message, messages.JobFailed):
-            job.fail(_error(message, self.name))
-        else:
-            job.result.set_result(message.result if isinstance(message, messages.Done) else None)
+    async def ask(self, message: messages.WorkerMessage) -> messages.WorkerMessage:
+        """Send a message and return the answer; count the job while it runs."""
+        self.load += 1
+        try:
+            text = await self.connection.call(messages.encode(message))
+        finally:
+            self.load -= 1
+        return messages.decode(text, *messages.ToDriver)
 
 
 class WorkerPool:
@@ -112,10 +69,10 @@ class WorkerPool:
         self._notify = notify
         self._start_seconds, self._restarts_left = start_seconds, max_restarts
         self._workers: list[_RemoteWorker] = []
-        self._waiting: list[_Job] = []
         self._replacing: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
         self._opened = False
+        self._changed = asyncio.Event()  # there is a worker, or none will be
         self._broken: CompoundError | None = None
 
     @property
@@ -140,9 +97,8 @@ class WorkerPool:
             if errors:
                 await self.aclose()
                 raise errors[0]
-            for worker in self._workers:
-                self._attach(worker)
             self._opened = True
+            self._changed.set()
 
     async def run(self, message: Run | Generate, what: str) -> Document | None:
         """Run a job on the worker with the fewest jobs, and on another one if it is lost.
@@ -158,35 +114,51 @@ class WorkerPool:
             CompoundError: the job failed, or too many workers were lost.
         """
         await self.start()
-        job = _Job(message, what, asyncio.get_running_loop().create_future())
-        self._assign(job)
-        try:
-            return await job.result
-        finally:
-            if job in self._waiting:
-                self._waiting.remove(job)
-            for worker in self._workers:
-                worker.cancel(job)
+        for losses in range(1, MAX_LOSSES + 1):
+            worker = await self._free_worker()
+            try:
+                answer = await worker.ask(message)
+            except WorkerLost as error:
+                self._lose(worker, str(error))
+                if losses == MAX_LOSSES:
+                    raise WorkersLost(
+                        f"{losses} workers were lost while they ran {what}",
+                        hint=f"it may use too much memory; {RESUME}",
+                    ) from error
+            except CompoundError as error:
+                problem = f"{worker.name} sent {error.message}"
+                raise WorkerMismatch(problem, hint=f"{SAME}; {RESUME}") from error
+            except Exception as error:
+                raise _unexpected(f"calling {worker.name}", error) from error
+            else:
+                break
+        match answer:
+            case messages.Done(result=result):
+                return result
+            case messages.Declined():
+                return None
+            case messages.JobFailed():
+                raise _error(answer, worker.name)
+        raise WorkerMismatch(f"{worker.name} answered out of turn", hint=f"{SAME}; {RESUME}")
 
     async def aclose(self) -> None:
         """End all workers."""
-        tasks = [*self._replacing, *(task for worker in self._workers for task in worker.tasks)]
-        for task in tasks:
+        for task in self._replacing:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._replacing, return_exceptions=True)
         workers, self._workers, self._opened = self._workers, [], False
-        await asyncio.gather(
-            *(worker.connection.aclose() for worker in workers), return_exceptions=True
-        )
+        closing = (worker.connection.aclose() for worker in workers)
+        await asyncio.gather(*closing, return_exceptions=True)
         await self._transport.aclose()
 
-    def _assign(self, job: _Job) -> None:
-        if self._broken is not None:
-            job.fail(self._broken)
-        elif not self._workers:
-            self._waiting.append(job)
-        else:
-            min(self._workers, key=lambda worker: len(worker.jobs)).start(job)
+    async def _free_worker(self) -> _RemoteWorker:
+        while True:
+            if self._broken is not None:
+                raise self._broken
+            if self._workers:
+                return min(self._workers, key=lambda worker: worker.load)
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _started(self, number: int) -> _RemoteWorker:
         connection = await self._transport.connect(number)
@@ -205,10 +177,8 @@ class WorkerPool:
         return worker
 
     async def _shake_hands(self, worker: _RemoteWorker) -> None:
-        worker.outbox.post(self._hello)
-        sending = asyncio.create_task(worker.outbox.run())
         try:
-            first = messages.for_driver(await worker.connection.receive())
+            first = await worker.ask(self._hello)
         except WorkerLost as error:
             raise _LostInStart(
                 f"{worker.name} ended while it started: {error}", hint=SAME
@@ -217,75 +187,31 @@ class WorkerPool:
             raise WorkerMismatch(
                 f"{worker.name} cannot be used: it sent {error.message}", hint=SAME
             ) from error
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
         match first:
-            case [messages.Ready(facts=facts)]:
+            case messages.Ready(facts=facts):
                 compare(self._facts, facts, worker.name)
-            case [messages.Refused(message=message, hint=hint)]:
+            case messages.Refused(message=message, hint=hint):
                 raise WorkerMismatch(
                     f"{worker.name} cannot load the system: {message}", hint=hint or SAME
                 )
             case _:
                 raise WorkerMismatch(f"{worker.name} cannot be used: it did not answer", hint=SAME)
 
-    def _attach(self, worker: _RemoteWorker) -> None:
-        sending = self._guarded(worker.outbox.run, f"sending to {worker.name}")
-        receiving = self._guarded(partial(self._receive, worker), f"receiving from {worker.name}")
-        worker.tasks = [asyncio.create_task(sending), asyncio.create_task(receiving)]
-
-    async def _guarded(self, work: Callable[[], Awaitable[None]], doing: str) -> None:
-        try:
-            await work()
-        except WorkerLost:
-            pass  # of the sender; the receiver notices it, too
-        except CompoundError as error:
-            self._break(error)
-        except Exception as error:  # noqa: BLE001 - jobs would wait for ever
-            self._break(_unexpected(doing, error))
-
-    async def _receive(self, worker: _RemoteWorker) -> None:
-        """Act on the messages of a worker until it is lost, and then replace it."""
-        try:
-            while True:
-                for message in messages.for_driver(await worker.connection.receive()):
-                    worker.handle(message)
-        except ProtocolError as error:
-            problem = f"{worker.name} sent {error.message}"
-            raise WorkerMismatch(problem, hint=f"{SAME}; {RESUME}") from error
-        except WorkerLost as error:
-            self._lose(worker, str(error))
-
     def _lose(self, worker: _RemoteWorker, reason: str) -> None:
+        """Replace a lost worker; its other jobs notice the loss, too."""
+        if worker not in self._workers:
+            return
         self._workers.remove(worker)
-        worker.tasks[0].cancel()
-        jobs, worker.jobs = list(worker.jobs.values()), {}
-        self._notify(
-            f"{worker.name} was lost ({reason}), and {plural(len(jobs), 'call')} will be sent again"
-        )
+        calls = plural(worker.load + 1, "call")
+        self._notify(f"{worker.name} was lost ({reason}), and {calls} will be sent again")
         if self._restarts_left == 0:
-            self._break(
-                WorkersLost(
-                    f"{worker.name} was lost ({reason}), and max_restarts is used up", hint=RESUME
-                )
-            )
-        else:
-            self._restarts_left -= 1
-            task = asyncio.create_task(self._replace(worker))
-            self._replacing.add(task)
-            task.add_done_callback(self._replacing.discard)
-        for job in jobs:
-            job.losses += 1
-            if job.losses >= MAX_LOSSES:
-                job.fail(
-                    WorkersLost(
-                        f"{job.losses} workers were lost while they ran {job.what}",
-                        hint=f"it may use too much memory; {RESUME}",
-                    )
-                )
-            else:
-                self._assign(job)
+            problem = f"{worker.name} was lost ({reason}), and max_restarts is used up"
+            self._break(WorkersLost(problem, hint=RESUME))
+            return
+        self._restarts_left -= 1
+        task = asyncio.create_task(self._replace(worker))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
 
     async def _replace(self, lost: _RemoteWorker, attempts_left: int = START_ATTEMPTS - 1) -> None:
         await asyncio.gather(lost.connection.aclose(), return_exceptions=True)
@@ -309,17 +235,12 @@ class WorkerPool:
                 self._break(WorkersLost(f"no worker is left: {error.message}", hint=hint))
             return
         self._workers.append(worker)
-        self._attach(worker)
-        waiting, self._waiting = self._waiting, []
-        for job in waiting:
-            self._assign(job)
+        self._changed.set()
 
     def _break(self, error: CompoundError) -> None:
-        """End all jobs, now and later, with an error."""
+        """End all jobs that wait for a worker, now and later, with an error."""
         self._broken = error
-        for jobs in (self._waiting, *(worker.jobs.values() for worker in self._workers)):
-            for job in jobs:
-                job.fail(error)
+        self._changed.set()
 
 
 def _unexpected(doing: str, error: Exception) -> CompoundError:
@@ -332,7 +253,7 @@ def _error(message: messages.JobFailed, worker: str) -> CompoundError:
     if isinstance(found, type) and issubclass(found, CompoundError):
         error = found.__new__(found)
         Exception.__init__(error, message.message)
-        facts = message.model_dump(exclude={"job", "error", "charged"})
+        facts = message.model_dump(exclude={"error", "charged"})
         vars(error).update({**facts, "charged": message.charged, "outputs": {}})
         return error
     return CompoundError(f"{worker}: {message.message}", hint=message.hint)

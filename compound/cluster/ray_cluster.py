@@ -6,7 +6,6 @@ import asyncio
 import os
 import stat
 import tempfile
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from compound.cluster.messages import WorkerConnection, WorkerLost
 from compound.cluster.pool import WorkersLost
-from compound.cluster.worker import serve
+from compound.cluster.worker import CallWorker
 from compound.core.errors import CompoundError, explain_missing
 
 ADDRESS = "RAY_ADDRESS"  # the environment variable that Ray reads
@@ -227,69 +226,22 @@ class RayTasks:
         return answer
 
 
-class _Inbox:
-    """The worker's end of its connection: texts that the actor's methods put in and take out."""
-
-    def __init__(self) -> None:
-        self.arriving: asyncio.Queue[str] = asyncio.Queue()
-        self.leaving: list[str] = []
-        self.changed = asyncio.Event()
-
-    async def send(self, text: str) -> None:
-        self.leaving.append(text)
-        self.changed.set()
-
-    async def receive(self) -> str:
-        return await self.arriving.get()
-
-    async def aclose(self) -> None:
-        """Do nothing; the driver ends the actor."""
-
-
-class WorkerActor:
-    """A worker in a Ray actor. Its methods run in one event loop with the examples."""
-
-    def __init__(self) -> None:
-        self._inbox = _Inbox()
-        self._serving: asyncio.Task[None] | None = None
-
-    async def put(self, text: str) -> None:
-        """Deliver a text of the driver."""
-        if self._serving is None:
-            self._serving = asyncio.create_task(serve(self._inbox))
-            self._serving.add_done_callback(lambda _: self._inbox.changed.set())
-        self._inbox.arriving.put_nowait(text)
-
-    async def take(self) -> list[str]:
-        """Return texts to the driver as soon as there are any, or raise what ended the worker."""
-        await self._inbox.changed.wait()
-        self._inbox.changed.clear()
-        if self._serving is not None and self._serving.done():
-            self._serving.result()
-        texts, self._inbox.leaving = self._inbox.leaving, []
-        return texts
-
-
 class _RayConnection:
-    """The driver's end of the connection to an actor.
-
-    At most one call in each direction is open: Ray does not guarantee the order of calls to an
-    asynchronous actor. Texts that wait for it are sent together.
-    """
-
     def __init__(self, actor: Any) -> None:  # noqa: ANN401 - an actor, for which Ray has no types
         self._actor = actor
-        self._texts: deque[str] = deque()
 
-    async def send(self, text: str) -> None:
-        with losses():
-            await self._actor.put.remote(text)
+    async def call(self, text: str) -> str:
+        import ray
 
-    async def receive(self) -> str:
-        while not self._texts:
+        answer = self._actor.call.remote(text)
+        try:
             with losses():
-                self._texts.extend(await self._actor.take.remote())
-        return self._texts.popleft()
+                found: str = await answer
+                return found
+        except asyncio.CancelledError:
+            with suppress(Exception):  # the cluster may be gone
+                ray.cancel(answer)
+            raise
 
     async def aclose(self) -> None:
         import ray
@@ -315,10 +267,8 @@ class RayTransport:
     async def connect(self, number: int) -> WorkerConnection:
         """Start a worker; Ray spreads them over machines. See `Transport.connect`."""
         await self._cluster.connect()
-        worker = self._cluster.ray.remote(WorkerActor)
-        actor = worker.options(
-            num_cpus=self._cpus, max_restarts=0, max_concurrency=10, scheduling_strategy="SPREAD"
-        )
+        worker = self._cluster.ray.remote(CallWorker)
+        actor = worker.options(num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD")
         return _RayConnection(actor.remote())
 
     async def aclose(self) -> None:

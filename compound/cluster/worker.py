@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from compound.cluster import messages
 from compound.cluster.handshake import facts_of, rebuild
-from compound.cluster.messages import Document, Outbox, WorkerLost
+from compound.cluster.messages import Document
 from compound.cluster.wire import NotSendable, result_to_wire, values_from_wire
 from compound.core import engine
 from compound.core.engine import Engine, Request, Usage
@@ -25,7 +23,6 @@ from compound.execution.sender import find_in
 from compound.graph.component import Operation
 from compound.graph.registry.engines import for_system
 
-Work = Callable[[], Awaitable[Document]]
 SHOWN = 20  # last lines of a traceback that the driver shows
 REQUEST = TypeAdapter(Request)
 REQUEST.rebuild(_types_namespace={**vars(engine), "Image": Image})  # a type of its messages
@@ -44,93 +41,52 @@ def _no_engine(lm: str) -> Engine:
     raise NeedsDriver
 
 
-async def serve(connection: messages.WorkerConnection) -> None:
-    """Make calls until the connection to the driver is lost."""
-    outbox = Outbox(connection)
-    sending = asyncio.create_task(outbox.run())
-    worker = Worker(outbox)
-    receiving = asyncio.create_task(_receive(connection, worker))
-    try:
-        await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
-        for task in (sending, receiving):
-            if (
-                task.done()
-                and (error := task.exception()) is not None
-                and not isinstance(error, WorkerLost)
-            ):
-                raise error  # the driver finds the worker lost, instead of waiting for its messages
-    finally:
-        sending.cancel()
-        receiving.cancel()
-        await worker.aclose()
-        await asyncio.gather(sending, receiving, return_exceptions=True)
+class CallWorker:
+    """A worker, which has one system."""
 
-
-async def _receive(connection: messages.WorkerConnection, worker: Worker) -> None:
-    while True:
-        for message in messages.for_worker(await connection.receive()):
-            worker.handle(message)
-
-
-class Worker:
-    """The state of a worker, which has one system."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self) -> None:
         self._caller = Caller(_no_engine, None, _NoMeter(), asyncio.sleep)
         self._engines: dict[str, Engine] = {}
-        self._jobs: dict[int, asyncio.Task[None]] = {}
 
-    def handle(self, message: messages.ToWorker) -> None:
-        """Act on a message of the driver."""
-        match message:
-            case messages.Hello():
-                self._rebuild(message)
-            case messages.Run():
-                self._start(message.job, partial(self._run, message))
-            case messages.Generate():
-                self._start(message.job, partial(self._generate, message))
-            case messages.Cancel():
-                if (running := self._jobs.get(message.job)) is not None:
-                    running.cancel()
-
-    def _rebuild(self, hello: messages.Hello) -> None:
+    async def call(self, text: str) -> str:
+        """Answer a message of the driver; several are answered at a time."""
+        message = messages.decode(text, *messages.ToWorker)
         try:
-            program = rebuild(hello.program)
-            self._components = program.system.components
-            self._find = find_in(for_system(program.find_engine, program.system))
-            facts = facts_of(program.system, program.folder)
-            self._outbox.post(messages.Ready(facts=facts))
-        except CompoundError as error:
-            self._outbox.post(messages.Refused(message=error.message, hint=error.hint))
-        except Exception as error:  # noqa: BLE001 - code that the file names may raise anything
-            self._outbox.post(messages.Refused(message=f"{type(error).__name__}: {error}", hint=""))
-
-    def _start(self, job: int, work: Work) -> None:
-        task = self._jobs[job] = asyncio.create_task(self._reported(job, work))
-        task.add_done_callback(lambda _: self._jobs.pop(job, None))
-
-    async def _reported(self, job: int, work: Work) -> None:
-        """Send the result of a job, or why there is none; a worker outlives its jobs."""
-        try:
-            self._outbox.post(messages.Done(job=job, result=await work()))
+            return messages.encode(await self._answer(message))
         except (NeedsDriver, NotSendable):
-            self._outbox.post(messages.Declined(job=job))
+            return messages.encode(messages.Declined())
         except CompoundError as error:
             shown = ("kind", "retry_after", "charged")
             facts = {name: getattr(error, name) for name in shown if hasattr(error, name)}
-            self._fail(job, type(error).__name__, error.message, error.hint, **facts)
+            return _failure(type(error).__name__, error.message, error.hint, **facts)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # by the driver, which does not wait for a result
                 raise
-            self._fail(job, "", "a component raised CancelledError", _end_of_traceback(error))
+            return _failure("", "a component raised CancelledError", _end_of_traceback(error))
         except Exception as error:  # noqa: BLE001 - the driver reports it
-            self._fail(job, "", f"{type(error).__name__}: {error}", _end_of_traceback(error))
+            return _failure("", f"{type(error).__name__}: {error}", _end_of_traceback(error))
 
-    def _fail(self, job: int, error: str, message: str, hint: str, **facts: object) -> None:
-        found = {"job": job, "error": error, "message": message, "hint": hint, **facts}
-        self._outbox.post(messages.JobFailed.model_validate(found))
+    async def _answer(self, message: messages.WorkerMessage) -> messages.WorkerMessage:
+        match message:
+            case messages.Run():
+                return messages.Done(result=await self._run(message))
+            case messages.Generate():
+                return messages.Done(result=await self._generate(message))
+            case messages.Hello():
+                return self._rebuild(message)
+        raise AssertionError(message)
+
+    def _rebuild(self, hello: messages.Hello) -> messages.WorkerMessage:
+        try:
+            program = rebuild(hello.program)
+            self._components = program.system.components
+            self._find = find_in(for_system(program.find_engine, program.system))
+            return messages.Ready(facts=facts_of(program.system, program.folder))
+        except CompoundError as error:
+            return messages.Refused(message=error.message, hint=error.hint)
+        except Exception as error:  # noqa: BLE001 - code that the file names may raise anything
+            return messages.Refused(message=f"{type(error).__name__}: {error}", hint="")
 
     async def _run(self, run: messages.Run) -> Document:
         component = self._components[run.component]
@@ -152,15 +108,10 @@ class Worker:
         except Exception as error:  # a failed call, as in one process
             raise CallError(f"{type(error).__name__}: {error}") from error
 
-    async def aclose(self) -> None:
-        """Cancel all jobs and close the engines."""
-        jobs = list(self._jobs.values())
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
-        await self._caller.aclose()
-        for opened in self._engines.values():
-            await opened.aclose()
+
+def _failure(error: str, message: str, hint: str, **facts: object) -> str:
+    found = {"error": error, "message": message, "hint": hint, **facts}
+    return messages.encode(messages.JobFailed.model_validate(found))
 
 
 def _end_of_traceback(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from clusters.program import (
 )
 from clusters.transports import LocalTransport
 from compound.cluster.handshake import WorkerMismatch, rebuild
-from compound.cluster.messages import ProtocolError, WorkerConnection, for_driver
+from compound.cluster.messages import ProtocolError, ToDriver, WorkerConnection, decode
 from compound.cluster.pool import WorkersLost
 from compound.cluster.wire import NotSendable, values_from_wire, values_to_wire
 from compound.core.errors import CompoundError
@@ -50,11 +50,10 @@ def edited(kind: str, change: Callable[[dict[str, Any]], object]) -> LocalTransp
     """Return a transport that changes the messages of one kind that workers send."""
 
     def edit(text: str) -> str:
-        messages = json.loads(text)
-        for message in messages:
-            if message["type"] == kind:
-                change(message)
-        return json.dumps(messages)
+        message = json.loads(text)
+        if message["type"] == kind:
+            change(message)
+        return json.dumps(message)
 
     return LocalTransport(edit=edit)
 
@@ -75,7 +74,7 @@ def test_a_worker_that_differs_is_refused_before_anything_is_spent(
     source: SystemFile, field: str, value: object, message: str
 ) -> None:
     with pytest.raises(WorkerMismatch, match=f"worker . cannot be used: {message}") as error:
-        run(source, edited("ready", lambda message: message["facts"].update({field: value})))
+        run(source, edited("Ready", lambda message: message["facts"].update({field: value})))
     assert "install the same versions" in error.value.hint
     assert nothing_spent(source)
 
@@ -94,16 +93,16 @@ def test_a_worker_without_the_code_is_refused(source: SystemFile) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('"type": "done"', '"type": "don"'),
+        ('"type": "Done"', '"type": "Don"'),
         ('"outputs": {"output": [', '"outputs": {"text": [['),
-        ("[{", "{["),
+        ("{", "{["),
     ],
 )
 def test_a_message_of_another_version_ends_the_run_with_a_clear_error(
     source: SystemFile, old: str, new: str
 ) -> None:
     def edit(text: str) -> str:
-        return text if '"ready"' in text else text.replace(old, new)
+        return text if '"Ready"' in text else text.replace(old, new)
 
     with pytest.raises(WorkerMismatch):
         run(source, LocalTransport(edit=edit))
@@ -135,7 +134,7 @@ USAGES: list[object] = [
 def test_a_result_with_any_content_ends_the_run_and_never_hangs(
     source: SystemFile, field: str, value: object
 ) -> None:
-    transport = edited("done", lambda message: message["result"].update({field: value}))
+    transport = edited("Done", lambda message: message["result"].update({field: value}))
     executor = remote_executor(source, transport, 2, cache=MemoryCache())
 
     async def work() -> object:
@@ -152,7 +151,7 @@ def test_usage_of_a_model_that_is_impossible_is_charged_as_its_worst_case(
 ) -> None:
     source = write_program(tmp_path, local=True)  # a model in the worker's process
     transport = edited(
-        "done",
+        "Done",
         lambda message: (
             "usage" in message["result"] and message["result"]["usage"].update(usage)
             if "finish_reason" in message["result"]
@@ -167,41 +166,33 @@ def test_usage_of_a_model_that_is_impossible_is_charged_as_its_worst_case(
     assert executor.meter.incidents["usage_corrected"]
 
 
-@pytest.mark.parametrize("broken", ["receive", "send"])
-def test_a_connection_that_fails_in_another_way_ends_the_run(
-    source: SystemFile, broken: str
-) -> None:
+def test_a_connection_that_fails_in_another_way_ends_the_run(source: SystemFile) -> None:
     class Broken(LocalTransport):
         async def connect(self, number: int) -> WorkerConnection:
             connection = await super().connect(number)
-            works, count = getattr(connection, broken), 0
+            works, count = connection.call, 0
 
-            async def fails(*arguments: str) -> object:
+            async def fails(text: str) -> str:
                 nonlocal count
                 count += 1
                 if count > 1:  # after the handshake
                     raise ZeroDivisionError("of the transport")
-                return await works(*arguments)
+                return await works(text)
 
-            setattr(connection, broken, fails)
+            connection.call = fails  # type: ignore[method-assign]
             return connection
 
-    executor = remote_executor(source, Broken(), 2)
-
-    async def work() -> object:
-        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 120)
-
     with pytest.raises(
-        CompoundError, match=r"worker \d failed: ZeroDivisionError: of the transport"
+        CompoundError, match=r"calling worker \d failed: ZeroDivisionError: of the transport"
     ) as caught:
-        asyncio.run(work())
+        run(source, Broken(), 2)
     assert "run the same command to resume" in caught.value.hint
 
 
 def test_a_worker_that_cannot_be_replaced_for_any_reason_ends_the_run(source: SystemFile) -> None:
     class Broken(LocalTransport):
         async def connect(self, number: int) -> WorkerConnection:
-            if self.started:
+            if len(self.workers):
                 raise ZeroDivisionError("of the transport")
             return await super().connect(number)
 
@@ -217,7 +208,7 @@ def test_lost_workers_are_replaced_up_to_a_number(source: SystemFile, restarts: 
     transport = LocalTransport(deaths)
     with pytest.raises(WorkersLost, match=r"was lost \(killed\), and max_restarts is used up"):
         run(source, transport, 1, max_restarts=restarts)
-    assert transport.started == 1 + restarts
+    assert len(transport.workers) == 1 + restarts
     assert run(source, LocalTransport(deaths), 1, max_restarts=3) == run(
         source, LocalTransport(), 1
     )
@@ -232,14 +223,14 @@ def test_a_notice_of_a_lost_worker_counts_its_examples(source: SystemFile) -> No
 
 def test_a_message_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ProtocolError, match="a message that cannot be read"):
-        for_driver('[{"type": "done", "job": "x"}]')
+        decode('{"type": "Done", "result": "x"}', *ToDriver)
 
 
 def test_a_worker_that_does_not_start_is_reported(source: SystemFile) -> None:
     class Silent(LocalTransport):
         async def connect(self, number: int) -> WorkerConnection:
             connection = await super().connect(number)
-            connection.serving.cancel()  # type: ignore[attr-defined]
+            connection.call = lambda _: asyncio.sleep(60, "")  # type: ignore[method-assign]
             return connection
 
     with pytest.raises(WorkersLost, match=r"worker \d did not start within 0.05 s"):
@@ -260,7 +251,7 @@ def test_a_worker_that_cannot_be_replaced_ends_the_run_only_if_none_is_left(
 ) -> None:
     class Full(LocalTransport):
         async def connect(self, number: int) -> WorkerConnection:
-            if self.started == 2:
+            if len(self.workers) == 2:
                 raise CompoundError("the cluster is full", hint="add a machine")
             return await super().connect(number)
 
@@ -284,7 +275,7 @@ def test_a_replacement_that_is_lost_while_it_starts_is_started_again(
         *["worker 1 ended while it started: killed; it will be started again"] * min(deaths, 2),
         *["worker 1 cannot be replaced: worker 1 ended while it started: killed"] * (not replaced),
     ]
-    assert transport.started == 2 + min(deaths + 1, 3)
+    assert len(transport.workers) == 2 + min(deaths + 1, 3)
 
 
 def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path) -> None:
@@ -309,7 +300,7 @@ def test_the_end_of_the_traceback_of_a_worker_is_a_hint(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("of the test")
 
-    monkeypatch.setattr("compound.cluster.worker.Worker._run", broken)
+    monkeypatch.setattr("compound.cluster.worker.CallWorker._run", broken)
     with pytest.raises(CompoundError, match=r"worker \d: ZeroDivisionError: of the test") as caught:
         run(source, LocalTransport())
     assert caught.value.hint.endswith("ZeroDivisionError: of the test")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-import random
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
-from compound.cluster import ray_cluster
-from compound.cluster.messages import WorkerConnection, WorkerLost
+from compound.cluster.messages import WorkerLost
 from compound.cluster.ray_cluster import (
     ClusterUnavailable,
     RayCluster,
     RayTransport,
-    WorkerActor,
     _RayConnection,
     own_cluster,
 )
@@ -44,76 +39,14 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return found
 
 
-class Actor:
-    """An actor whose calls are delayed by random numbers of turns of the event loop, in both directions."""
+def connection(error: Exception) -> _RayConnection:
+    """Return a connection to an actor whose calls fail."""
 
-    def __init__(self, seed: int) -> None:
-        worker, self._random = WorkerActor(), random.Random(seed)
-        self.put, self.take = (
-            SimpleNamespace(remote=functools.partial(self._run, method))
-            for method in (worker.put, worker.take)
-        )
+    class Method:
+        async def remote(self, *_: object) -> None:
+            raise error
 
-    async def _run(self, method: Any, *args: str) -> object:
-        await self._wait()
-        found = await method(*args)
-        await self._wait()
-        return found
-
-    async def _wait(self) -> None:
-        for _ in range(self._random.randrange(20)):
-            await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_texts_arrive_once_and_in_order_in_both_directions(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    received = list[str]()
-
-    async def serve(connection: WorkerConnection) -> None:
-        """Answer each text with two, and send others in between."""
-        while True:
-            received.append(await connection.receive())
-            await connection.send(f"{received[-1]}a")
-            await asyncio.sleep(0)
-            await connection.send(f"{received[-1]}b")
-
-    async def work() -> list[str]:
-        connection = _RayConnection(Actor(seed))
-
-        async def send() -> None:
-            for number in range(50):
-                await connection.send(str(number))
-                if number % 7 == 0:
-                    await asyncio.sleep(0.002)
-
-        sending = asyncio.create_task(send())
-        found = [await connection.receive() for _ in range(100)]
-        await sending
-        return found
-
-    monkeypatch.setattr(ray_cluster, "serve", serve)
-    expected = [str(number) for number in range(50)]
-    assert asyncio.run(asyncio.wait_for(work(), 120)) == [
-        text + each for text in expected for each in ("a", "b")
-    ]
-    assert received == expected
-
-
-def test_an_error_of_the_worker_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def serve(connection: WorkerConnection) -> None:
-        await connection.receive()
-        raise RayError("of the worker")
-
-    async def work() -> None:
-        connection = _RayConnection(Actor(0))
-        await connection.send("x")
-        await connection.receive()
-
-    monkeypatch.setattr(ray_cluster, "serve", serve)
-    with pytest.raises(WorkerLost, match="of the worker"):
-        asyncio.run(asyncio.wait_for(work(), 120))
+    return _RayConnection(SimpleNamespace(call=Method()))
 
 
 TEXTS = pytest.mark.parametrize(
@@ -137,23 +70,14 @@ def test_a_dead_address_is_reported(ray: ModuleType, text: str, first: str, last
 
 
 def test_a_worker_that_ran_out_of_memory_is_reported_in_a_few_words() -> None:
-    class Method:
-        async def remote(self, *_: object) -> None:
-            raise OutOfMemoryError("a page of advice")
-
     with pytest.raises(WorkerLost, match="^its machine ran out of memory$"):
-        asyncio.run(_RayConnection(SimpleNamespace(take=Method())).receive())
+        asyncio.run(connection(OutOfMemoryError("a page of advice")).call("x"))
 
 
 @TEXTS
-def test_a_lost_actor_is_reported(ray: ModuleType, text: str, first: str, last: str) -> None:
-    class Method:
-        async def remote(self, *_: object) -> None:
-            raise RayError(text)
-
-    actor = SimpleNamespace(take=Method())
+def test_a_lost_actor_is_reported(text: str, first: str, last: str) -> None:
     with pytest.raises(WorkerLost) as caught:
-        asyncio.run(_RayConnection(actor).receive())
+        asyncio.run(connection(RayError(text)).call("x"))
     assert str(caught.value) == last.format("RayError")
 
 

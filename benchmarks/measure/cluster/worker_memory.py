@@ -57,7 +57,7 @@ def workers_mb() -> float:
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if process.joinpath("cmdline").read_bytes().startswith(b"ray::WorkerActor"):
+            if process.joinpath("cmdline").read_bytes().startswith(b"ray::CallWorker"):
                 rows = process.joinpath("smaps_rollup").read_text().splitlines()
                 total += sum(int(row.split()[1]) for row in rows if row.startswith("Pss:"))
         except OSError:

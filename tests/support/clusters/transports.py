@@ -3,84 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from compound.cluster.messages import WorkerConnection, WorkerLost
-from compound.cluster.worker import serve
+from compound.cluster.worker import CallWorker
 
 Edit = Callable[[str], str]
 
 
-@dataclass(eq=False)
-class _End:
-    """One end of a connection between two tasks of this process."""
+class LocalConnection:
+    """A connection to a worker of this process, which dies at its answer number ``dies``.
 
-    arriving: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
-    other: _End | None = None
-    lost: bool = False
+    With ``after``, that answer still arrives.
+    """
 
-    async def send(self, text: str) -> None:
-        if self.lost:
-            raise WorkerLost("killed")
-        assert self.other is not None
-        await asyncio.sleep(0)
-        self.other.arriving.put_nowait(text)
+    def __init__(self, dies: int | None, after: bool, edit: Edit) -> None:
+        self._worker, self._dies, self._after, self._edit = CallWorker(), dies, after, edit
+        self._running: set[asyncio.Task[str]] = set()
+        self._answers, self._lost = 0, False
+        self.sent: list[str] = []
 
-    async def receive(self) -> str:
-        if self.lost:
-            raise WorkerLost("killed")
-        text = await self.arriving.get()
-        if text is None:
-            self.lost = True
-            raise WorkerLost("killed")
-        return text
-
-    async def aclose(self) -> None:
-        self.lost = True
-
-
-class _DriverEnd(_End):
-    """The driver's end; the worker dies before its batch number ``dies`` arrives, or after it."""
-
-    serving: asyncio.Task[None]
-    sent: list[str]
-    dies: int | None = None
-    after: bool = False
-    edit: Edit = staticmethod(lambda text: text)
-    batches: int = 0
-
-    async def send(self, text: str) -> None:
+    async def call(self, text: str) -> str:
         self.sent.append(text)
-        await super().send(text)
-
-    async def receive(self) -> str:
-        text = await super().receive()
-        self.batches += 1
-        if self.dies is not None and self.batches > self.dies:
-            self.serving.cancel()
-            if not self.after:
-                self.lost = True
+        if self._lost:
+            raise WorkerLost("killed")
+        task = asyncio.create_task(self._worker.call(text))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            answer = await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                task.cancel()
+                raise
+            raise WorkerLost("killed") from None
+        self._answers += 1
+        if self._dies is not None and self._answers > self._dies:
+            await self.aclose()
+            if not self._after:
                 raise WorkerLost("killed")
-            self.arriving = asyncio.Queue()
-            self.arriving.put_nowait(None)
-        return self.edit(text)
+        return self._edit(answer)
 
     async def aclose(self) -> None:
-        self.lost = True
-        self.serving.cancel()
-        await asyncio.gather(self.serving, return_exceptions=True)
+        self._lost = True
+        for task in self._running:
+            task.cancel()
 
 
 class LocalTransport:
     """Workers as tasks of this process.
 
     Args:
-        deaths: for each started worker in turn, the number of batches after which it dies, and
+        deaths: for each started worker in turn, the number of answers after which it dies, and
             whether the last one still arrives; later workers live.
         edit: changes each text that a worker sends.
     """
@@ -88,61 +68,67 @@ class LocalTransport:
     def __init__(
         self, deaths: Sequence[tuple[int, bool]] = (), edit: Edit = lambda text: text
     ) -> None:
-        self._deaths = list(deaths)
-        self._edit = edit
-        self.started = 0
-        self.sent: list[list[str]] = []  # texts of the driver, for each started worker
+        self._deaths, self._edit = list(deaths), edit
+        self.workers: list[LocalConnection] = []
 
     async def machines(self) -> int:
         return 2
 
     async def connect(self, number: int) -> WorkerConnection:
-        driver, worker = _DriverEnd(), _End()
-        driver.other, worker.other = worker, driver
-        driver.sent = []
-        self.sent.append(driver.sent)
-        if self.started < len(self._deaths):
-            driver.dies, driver.after = self._deaths[self.started]
-            driver.dies += 1  # the handshake
-        self.started += 1
-        driver.edit = self._edit
-        driver.serving = asyncio.create_task(serve(worker))
-        return driver
+        dies, after = None, False
+        if len(self.workers) < len(self._deaths):
+            dies, after = self._deaths[len(self.workers)]
+            dies += 1  # the handshake
+        self.workers.append(LocalConnection(dies, after, self._edit))
+        return self.workers[-1]
 
     def jobs(self) -> list[list[str]]:
         """Return the kinds of the jobs that each started worker was sent."""
-        sent = [[m["type"] for text in texts for m in json.loads(text)] for texts in self.sent]
-        return [[kind for kind in kinds if kind in ("run", "generate")] for kinds in sent]
+        sent = [[json.loads(text)["type"] for text in worker.sent] for worker in self.workers]
+        return [[kind for kind in kinds if kind != "Hello"] for kinds in sent]
 
     async def aclose(self) -> None:
         pass
 
 
-class _Pipe:
-    """A worker process behind pipes, a text a line."""
+class PipeConnection:
+    """A worker process behind pipes, with a call or its answer in each line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
+        self._process, self._numbers = process, itertools.count()
+        self._waiting: dict[int, asyncio.Future[str]] = {}
+        self._reading = asyncio.create_task(self._read())
 
-    async def send(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text.encode() + b"\n")
+    async def call(self, text: str) -> str:
+        number = next(self._numbers)
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        assert self._process.stdin is not None
         try:
-            await self.process.stdin.drain()
+            if self._reading.done():
+                raise WorkerLost("its pipe is closed")
+            self._process.stdin.write(json.dumps([number, text]).encode() + b"\n")
+            await self._process.stdin.drain()
+            return await self._waiting[number]
         except ConnectionError as error:
             raise WorkerLost("its pipe is closed") from error
+        finally:
+            del self._waiting[number]
 
-    async def receive(self) -> str:
-        assert self.process.stdout is not None
-        line = await self.process.stdout.readline()
-        if not line:
-            raise WorkerLost("its pipe is closed")
-        return line.decode()
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            number, text = json.loads(line)
+            if number in self._waiting:
+                self._waiting[number].set_result(text)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(WorkerLost("its pipe is closed"))
 
     async def aclose(self) -> None:
         with suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
+            self._process.kill()
+        await self._process.wait()
+        await self._reading
 
 
 class PipeTransport:
@@ -165,42 +151,30 @@ class PipeTransport:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self.processes.append(process)
-        return _Pipe(process)
-
-    async def aclose(self) -> None:
-        pass
-
-
-class _Standard:
-    """The worker's end of its pipes."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
-        self._out = os.dup(1)
-        os.dup2(2, 1)  # what code prints is no message
-
-    async def send(self, text: str) -> None:
-        data = memoryview(text.encode() + b"\n")
-        while data:
-            data = data[os.write(self._out, data) :]
-
-    async def receive(self) -> str:
-        line = await self._reader.readline()
-        if not line:
-            raise WorkerLost("the driver has ended")
-        return line.decode()
+        return PipeConnection(process)
 
     async def aclose(self) -> None:
         pass
 
 
 def run_worker() -> None:
-    """Serve the driver at the other end of the standard streams."""
+    """Answer the driver at the other end of the standard streams."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # what code prints is no answer
 
     async def main() -> None:
-        reader = asyncio.StreamReader(limit=2**26)
+        reader, worker = asyncio.StreamReader(limit=2**26), CallWorker()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        await serve(_Standard(reader))
+
+        async def answer(number: int, text: str) -> None:
+            found = await worker.call(text)
+            data = memoryview(json.dumps([number, found]).encode() + b"\n")
+            while data:
+                data = data[os.write(out, data) :]
+
+        tasks = set[asyncio.Task[None]]()
+        while line := await reader.readline():
+            tasks.add(asyncio.create_task(answer(*json.loads(line))))
 
     asyncio.run(main())
