@@ -230,7 +230,7 @@ def test_a_worker_that_does_not_start_is_reported(source: SystemFile) -> None:
     class Silent(LocalTransport):
         async def connect(self, number: int) -> WorkerConnection:
             connection = await super().connect(number)
-            connection.call = lambda _: asyncio.sleep(60, "")  # type: ignore[method-assign]
+            connection.call = lambda text: asyncio.sleep(60, text)  # type: ignore[method-assign]
             return connection
 
     with pytest.raises(WorkersLost, match=r"worker \d did not start within 0.05 s"):

@@ -216,16 +216,6 @@ def test_an_answer_without_text_is_a_failed_call_with_its_own_kind(
     assert caught.value.charged.completion_tokens == 1, "what the server says it billed"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_account_without_credit_ends_the_run_and_says_so(kind: str) -> None:
-    with (
-        FaultyServer(1.0, [Fault.QUOTA]) as server,
-        pytest.raises(QuotaExhausted, match="no credit left; add"),
-    ):
-        ask(engine(kind, server))
-    assert server.requests == 1
-
-
 @pytest.mark.usefixtures("without_reports")
 def test_a_run_that_ended_without_credit_continues_when_there_is_some(tmp_path: Path) -> None:
     with FaultyServer(first=[None] * 5 + [Fault.QUOTA]) as server:

@@ -14,7 +14,6 @@ import pytest
 from compound import CompoundError
 from compound.core.engine import Adapter, AnswerFormat, Completion, Message, Request
 from compound.core.errors import CallError, QuotaExhausted, TransientError
-from compound.engines.chat_format import is_strict
 from compound.engines.litellm import LiteLLMEngine
 from fake_openai import FakeOpenAI, chat, fake_openai
 
@@ -264,29 +263,6 @@ def test_the_list_price_covers_all_tokens_that_are_counted(
     )
 
 
-@pytest.mark.parametrize("text", ["", "hello there", "Ünïcödé ☃ 雪が降る", "a b c d e f " * 50])
-def test_the_worst_case_bounds_what_is_counted(text: str) -> None:
-    import litellm
-
-    worst = LiteLLMEngine("openai/gpt-4o-mini").worst_case(request(text, max_tokens=9))
-    counted = litellm.token_counter(
-        model="gpt-4o-mini", messages=[{"role": "user", "content": text}]
-    )
-    assert worst.prompt_tokens >= counted
-    assert (worst.calls, worst.completion_tokens) == (1, 9)
-
-
-def test_the_name_tells_servers_and_extra_arguments_apart() -> None:
-    plain = LiteLLMEngine("openai/x").name
-    assert plain == "litellm:openai/x"
-    others = {
-        plain,
-        LiteLLMEngine("openai/x", api_base="http://h/v1").name,
-        LiteLLMEngine("openai/x", extra={"top_p": 0.5}).name,
-    }
-    assert len(others) == 3
-
-
 def test_an_adapter_is_refused(server: Server) -> None:
     with pytest.raises(CallError, match="adapter"):
         ask(engine(server), request(adapter=Adapter("some/folder", "9f")))
@@ -373,22 +349,3 @@ def test_the_worst_case_includes_a_schema_that_the_provider_adds(server: Server)
         lm.worst_case(request(format=PERSON)).prompt_tokens - lm.worst_case(request()).prompt_tokens
     )
     assert added >= len(PERSON.schema)
-
-
-@pytest.mark.parametrize(
-    ("schema", "strict"),
-    [
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"type": "string"}},
-                "additionalProperties": False,
-            },
-            False,
-        ),
-        ({"type": "array", "items": {"type": "integer", "uniqueItems": True}}, False),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, True),
-    ],
-)
-def test_strict_mode_is_for_schemas_openai_takes(schema: dict[str, Any], strict: bool) -> None:
-    assert is_strict(schema) is strict

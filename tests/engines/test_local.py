@@ -204,15 +204,6 @@ def test_a_cue_starts_the_answer_but_is_not_in_its_text(folder: Path, oracle: An
     assert cued.usage.prompt_tokens > plain.usage.prompt_tokens
 
 
-def test_every_request_keeps_its_own_limit_in_one_batch(folder: Path) -> None:
-    requests = [ask("no end", max_tokens=limit) for limit in (1, 5, 17, 3)]
-    answers = run(engine(folder), *requests)
-    longest = sampled(answers[2])
-    for request, answer in zip(requests, answers, strict=True):
-        assert sampled(answer) == longest[: request.max_tokens]
-        assert answer.finish_reason == "length"
-
-
 def test_an_end_token_is_recorded_but_not_shown(
     make_model: Callable[..., Path], oracle: Any, tmp_path: Path
 ) -> None:
@@ -594,21 +585,6 @@ def _close(lm: TransformersEngine) -> Coroutine[Any, Any, None]:
     return lm.aclose()
 
 
-@pytest.mark.parametrize("text", ["", "the king", "Ünïcödé ☃ 雪が降る", "fox " * 40])
-async def test_the_worst_case_bounds_the_usage_before_and_after_loading(
-    folder: Path, text: str
-) -> None:
-    lm = engine(folder)
-    request = ask(text)
-    before = lm.worst_case(request)
-    answer = await lm.generate(request)
-    after = lm.worst_case(request)
-    await lm.aclose()
-    assert before.prompt_tokens >= answer.usage.prompt_tokens == after.prompt_tokens
-    assert (before.calls, before.completion_tokens, before.cost) == (1, 8, 0.0)
-    assert answer.usage.completion_tokens <= 8
-
-
 def test_the_name_says_what_changes_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine(folder).name == f"transformers:{folder}:float32"
     assert engine(folder, deterministic=True).name == f"transformers:{folder}:float32:deterministic"
@@ -618,13 +594,6 @@ def test_the_name_says_what_changes_answers(folder: Path, monkeypatch: pytest.Mo
     lm = TransformersEngine("smollm2", **quantized, attn_implementation="eager")
     assert lm.name == "transformers:smollm2:float32:4bit"
     assert isinstance(lm, Engine)
-
-
-def test_tokens_are_recorded_only_when_asked_for(folder: Path) -> None:
-    with_tokens, without = run(engine(folder), ask(), ask(want_tokens=False))
-    assert with_tokens.tokens is not None
-    assert without.tokens is None
-    assert without.text == with_tokens.text
 
 
 def test_an_answer_of_no_tokens_is_refused(folder: Path) -> None:

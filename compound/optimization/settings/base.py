@@ -287,7 +287,7 @@ class RaySettings(Settings):
     started on this machine for the run), or `host:port`, which needs your consent if a file names it."""
     workers: int | None = Field(default=None, ge=1)
     """Number of workers; default: one per machine. Each is a process with models and indexes of its own, and
-    runs many examples at a time. For `compound sweep --cluster`: number of runs at a time."""
+    makes many calls at a time. For `compound sweep --cluster`: number of runs at a time."""
     cpus: float = Field(default=1.0, ge=0)
     """Processors that Ray reserves for each worker."""
     start_seconds: float = Field(default=120.0, gt=0)
@@ -297,10 +297,10 @@ class RaySettings(Settings):
 
 
 class RunnerSettings(Settings):
-    """Where examples are run."""
+    """Where calls are computed."""
 
     ray: RaySettings
-    """Run them on a Ray cluster; needs the extra `ray`."""
+    """Compute them on a Ray cluster; needs the extra `ray`."""
 
 
 class CommonSettings(Settings):

@@ -8,8 +8,6 @@ import pytest
 
 from compound.core.errors import SpecError
 from compound.engines.fleet import FleetEngine
-from compound.optimizers.memory_plan import check_trainable
-from compound.optimizers.methods import method
 from compound.yaml import loads
 
 FILE = """
@@ -18,7 +16,7 @@ lm: fast
 engines: {fast: {fleet: SETTINGS}}
 inputs: {question: str}
 components:
-  answerer: {llm: {prompt: Answer., WEIGHTS}, in: {question: $question}}
+  answerer: {llm: {prompt: Answer.}, in: {question: $question}}
 outputs: {answer: $answerer}
 """
 HERE = '["http://127.0.0.1:8000/v1", "http://127.0.0.1:8001/v1"]'
@@ -26,7 +24,7 @@ THERE = '["http://127.0.0.1:8000/v1", "http://gpu:8001/v1"]'
 
 
 def load(settings: str, *, imports: bool = True, trust: tuple[str, ...] = ()) -> FleetEngine:
-    text = FILE.replace("SETTINGS", settings).replace(", WEIGHTS", "")
+    text = FILE.replace("SETTINGS", settings)
     lm = loads(text, path="f.yaml", allow_import=imports, trust=trust).find_engine("fast")
     assert isinstance(lm, FleetEngine)
     return lm
@@ -120,18 +118,3 @@ def test_a_command_of_a_fleet_is_as_trusted_as_python(setting: str) -> None:
     load("{replicas: 2, vllm: {model: smollm2}}", imports=False)
     with pytest.raises(SpecError, match=r"fleet\.vllm\.model: .*"):
         load("{replicas: 2, vllm: {model: ../theirs}}", imports=False)
-
-
-def test_weights_are_trained_on_a_fleet_like_on_one_server() -> None:
-    text = FILE.replace("WEIGHTS", "weights: {lora: {rank: 8}}") + "optimize: {method: mmgrpo}\n"
-    program = loads(text.replace("SETTINGS", f"{{urls: {HERE}, vllm: {{model: m}}}}"))
-    check_trainable(
-        method("mmgrpo", program.system, program.optimize), program.system, program.find_engine
-    )
-    limited = loads(
-        text.replace("SETTINGS", f"{{urls: {HERE}, vllm: {{model: m, max_lora_rank: 4}}}}")
-    )
-    with pytest.raises(ValueError, match=r"rank 8, but fleet:vllm:m takes at most 4"):
-        check_trainable(
-            method("mmgrpo", limited.system, limited.optimize), limited.system, limited.find_engine
-        )

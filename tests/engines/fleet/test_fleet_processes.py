@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from pathlib import Path
@@ -109,14 +108,3 @@ async def test_a_process_that_is_not_started_again_leaves_the_others(
             await lm.generate(request())
         assert not isinstance(caught.value, CallError)
     assert len(started(told)) == 2
-
-
-async def test_a_failed_start_is_told_with_its_log(
-    told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    behaviour = {"file": str(told), "print": ["ValueError: no such model"], "exit": 3}
-    monkeypatch.setenv("FAKE_VLLM", json.dumps(behaviour))
-    async with contextlib.aclosing(FleetEngine(replicas=2, vllm={"model": "m"})) as lm:
-        with pytest.raises(CompoundError, match=r"exit code 3(.|\n)*no such model"):
-            await lm.generate(request())
-    assert not any(is_running(pid) for row in started(told) for pid in row["pids"])

@@ -49,27 +49,6 @@ def test_only_the_requests_of_a_lost_replica_move(start: bytes, replicas: int) -
             assert choose(start, rest, PLENTY) == preferred
 
 
-def test_equal_starts_go_to_one_replica_until_the_others_have_far_less() -> None:
-    loads = {"a": 10, "b": 10, "c": 10}
-    start = b"start"
-    preferred = choose(start, loads, PLENTY)
-    assert preferred is not None
-    placed = 0
-    while choose(start, loads, PLENTY) == preferred:
-        loads[preferred] += 1
-        placed += 1
-    assert (
-        loads[preferred] == 10 + placed == 15
-    )  # 1.25 times the mean of 36 requests; 16 are above it
-    assert choose(start, loads, PLENTY) == min(loads, key=lambda name: (loads[name], name))
-
-
-def test_different_starts_are_spread() -> None:
-    loads = {"a": 0, "b": 0, "c": 0, "d": 0}
-    found = [choose(str(i).encode(), loads, PLENTY) for i in range(400)]
-    assert all(70 <= found.count(name) <= 130 for name in loads)
-
-
 def test_the_start_is_the_adapter_and_the_first_turn() -> None:
     system, first = Message("system", "Be brief."), Message("user", "2 + 2?")
     alone = Request((system, first), seed=1, temperature=1.0)

@@ -142,30 +142,6 @@ def test_answers_are_those_of_the_fused_kernel_up_to_rounding(
         )
 
 
-def test_deterministic_rows_are_bit_identical_in_any_batch(faster: None, calls: list[int]) -> None:
-    model = kernels.use_grouped_attention(bfloat16_model())
-    tokenizer: Any = SimpleNamespace(eos_token_id=63, decode=lambda *_, **__: "")
-    decoder = decoding.Decoder(
-        model, tokenizer, exact=True, max_batch_tokens=10_000, max_adapters=2
-    )
-    draw = random.Random(0)
-    prompts = [tuple(draw.randrange(60) for _ in range(150 + i)) for i in range(8)]
-
-    def answers(chosen: list[int]) -> dict[int, tuple[Any, ...]]:
-        rows = [SamplingRow(prompts[i], 4, 1.0, (), i, True) for i in chosen]
-        decoder.run(rows)
-        return {
-            i: (tuple(row.sampled), tuple(row.logprobs))
-            for i, row in zip(chosen, rows, strict=True)
-        }
-
-    together = answers(list(range(8)))
-    assert calls
-    for i in range(8):
-        assert answers([i])[i] == together[i]
-    assert answers(list(range(7, -1, -1))) == together
-
-
 @pytest.mark.parametrize(
     "change",
     [{"position_bias": torch.zeros(1)}, {"softcap": 30.0}, {"s_aux": torch.zeros(4)}],

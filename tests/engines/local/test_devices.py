@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,19 +204,3 @@ def test_memory_of_the_cpu_respects_the_limit_of_a_container(
     assert footprint.free_memory("cpu") == 2 * 2**20
     (tmp_path / "memory.max").write_text("max\n")
     assert footprint.free_memory("cpu") != 2 * 2**20
-
-
-def test_times_are_those_of_rounds_without_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, order = [0.0], []
-
-    def takes(name: str, seconds: float, interrupted: int) -> Callable[[], None]:
-        def compute() -> None:
-            order.append(name)
-            now[0] += seconds + (1.0 if order.count(name) <= interrupted else 0.0)
-
-        return compute
-
-    monkeypatch.setattr(devices, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    found = devices.shortest_times(takes("a", 0.1, interrupted=0), takes("b", 0.05, interrupted=11))
-    assert found == pytest.approx([0.1, 0.05])
-    assert "".join(order) == "ab" * 12

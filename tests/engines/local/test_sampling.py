@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compound.engines.local import decoding  # noqa: E402
 from compound.engines.local.decoding import (  # noqa: E402
     SampleTokens,
     SamplingRow,
     device_noise,
-    host_noise,
 )
 
 SIZE = 6
@@ -61,14 +58,3 @@ def test_noise_of_a_device_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     device_noise([row(2**64 - 1), row(0)], SIZE, torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("noise", [host_noise, device_noise])
-def test_tokens_follow_the_softmax_with_either_noise(
-    noise: Noise, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decoding, "host_noise", noise)
-    n, logits = 4000, torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, -torch.inf])
-    counts = Counter(step([row(seed) for seed in range(n)], logits.expand(n, SIZE)))
-    for token, share in enumerate(logits.softmax(-1).tolist()):
-        assert abs(counts[token] - n * share) <= 4.5 * (n * share * (1 - share)) ** 0.5

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import fake_vllm as fake
 from compound import CompoundError
@@ -263,16 +261,6 @@ def test_a_server_with_a_key_is_shown_it(server: Any, monkeypatch: pytest.Monkey
     with pytest.raises(CallError, match="set TINY_KEY") as caught:
         ask(engine(server, api_key_env="TINY_KEY"))
     assert "secret" not in str(caught.value)
-
-
-def test_a_missing_key_is_the_users_mistake_and_nothing_is_sent(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TINY_KEY", raising=False)
-    with pytest.raises(CompoundError, match="export TINY_KEY") as caught:
-        ask(engine(server, api_key_env="TINY_KEY"))
-    assert not isinstance(caught.value, CallError)
-    assert server.received == []
 
 
 def test_a_server_of_another_model_is_the_users_mistake(server: Any) -> None:
@@ -557,21 +545,6 @@ def test_the_rules_hold_on_hand_computed_probes() -> None:
     assert not Probe((1, 2), (-1.0,), (-1.00009,)).differs
 
 
-logprobs = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=60)
-
-
-@given(logprobs)
-def test_own_logprobs_pass_and_the_previous_ones_fail(
-    pairs: list[tuple[float, float]],
-) -> None:
-    after, before = zip(*pairs, strict=True)
-    probe = Probe(tuple(range(len(pairs) + 1)), after, before)
-    assert check_logprobs(probe, after) == probe.distinguishable
-    if probe.distinguishable:
-        with pytest.raises(AdapterNotServed):
-            check_logprobs(probe, before)
-
-
 FILE = """
 system: demo
 lm: fast
@@ -620,10 +593,6 @@ def test_training_on_another_distribution_than_sampled_is_refused_by_check(extra
     with pytest.raises(DeclarationError, match=rf"'answerer' cannot .* samples with {extra[:5]}"):
         check_training(f"extra: {{{extra}}}")
     check_training(f"extra: {{{extra}}}", name="mygo")  # imitation takes no ratios
-
-
-def test_fields_that_leave_the_distribution_as_it_is_may_be_trained_with() -> None:
-    check_training("extra: {top_p: 1.0, top_k: -1, chat_template_kwargs: {enable_thinking: false}}")
 
 
 def test_an_adapter_that_is_too_large_for_its_engine_is_refused_by_check() -> None:

@@ -119,7 +119,7 @@ def remote_executor(
     budget: Budget | None = None,
     seed: int = 0,
     notify: Callable[[str], object] = lambda _: None,
-    start_seconds: float = 60.0,
+    start_seconds: float = 300.0,
     max_restarts: int = 20,
 ) -> RemoteExecutor:
     """Return an executor whose workers are started by a transport."""
