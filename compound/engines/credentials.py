@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from compound.core.errors import CompoundError, DeclarationError
 from compound.core.security.sanitize import remember_secret
@@ -33,14 +33,6 @@ ENVIRONMENT_HEADERS = ("authorization", "api-key", "openai-organization", "opena
 _UNSAFE = re.compile(r"://|[\\?#\s\x00-\x1f\x7f]|(?:^|/)(?:-|\.\.(?:/|$))")
 
 
-class Client(Protocol):
-    """Interface of a litellm or openai client, as far as it is used."""
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
 class Connection:
     """Address and key of a litellm engine.
 
@@ -57,7 +49,7 @@ class Connection:
         if api_base is not None:
             Origin.of(api_base)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
-        self._client: Client | None = None
+        self._client: Any = None  # of litellm or openai
         self._making = threading.Lock()
 
     def arguments(self) -> dict[str, object]:
@@ -113,13 +105,12 @@ def is_model_name(name: str) -> bool:
     return _UNSAFE.search(name) is None
 
 
-def _client(provider: str, api_base: str, key: str) -> Client | None:
+def _client(provider: str, api_base: str, key: str) -> Any:  # noqa: ANN401 - of two libraries
     """Return a client that ignores the environment and redirects; None for other providers."""
     if provider in HTTP_PROVIDERS:
         from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
-        handler: Client = AsyncHTTPHandler(follow_redirects=False)
-        return handler
+        return AsyncHTTPHandler(follow_redirects=False)
     if provider not in SDK_PROVIDERS:
         return None
     import openai

@@ -125,13 +125,13 @@ class Sender:
         if meter.budget.cost is not None and not engine.priced:
             raise unpriced(lm)
         most = Capabilities(engine).max_wait
-        gate = self.throttle(engine)
+        throttle = self.throttle(engine)
         worst = worst_case(engine, request)
         waited, tries = 0.0, 0
         while True:
             tries, refusal = tries + 1, ""
             try:
-                async with gate.admit(request.seed + tries, most, meter, worst) as (turn, used):
+                async with throttle.admit(request.seed + tries, most, meter, worst) as (turn, used):
                     waited += turn.waited
                     meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
                     if engine.remote:
@@ -144,11 +144,12 @@ class Sender:
                     except RateLimited as error:
                         used.append(NO_USAGE)
                         meter.incidents["rate_limited"] += 1
-                        found = gate.refuse(turn, error.retry_after)
-                        if waited + found.ahead > most:
-                            raise _waited_too_long(error, lm, waited, found.ahead, most) from error
-                        if found.first:
-                            wait = f"waiting {_seconds(found.ahead)}, {found.in_flight} in flight"
+                        is_first = turn.round == throttle.round
+                        ahead = throttle.slow_down(turn, error.retry_after)
+                        if waited + ahead > most:
+                            raise _waited_too_long(error, lm, waited, ahead, most) from error
+                        if is_first:
+                            wait = f"waiting {_seconds(ahead)}, {throttle.sent - 1} in flight"
                             refusal = f"{lm}: rate limit: {wait}"
                     except BaseException as error:
                         lost = self._charge_failure(error, engine, worst, meter)
@@ -156,7 +157,7 @@ class Sender:
                         attempt.usage += lost
                         raise
                     else:
-                        gate.speed_up()
+                        throttle.speed_up()
                         used.append(completion.usage)
                         attempt.usage += completion.usage
                         return completion
@@ -292,15 +293,6 @@ class Turn:
     waited: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Consequence of a rejection because of the rate limit."""
-
-    ahead: float
-    first: bool
-    in_flight: int
-
-
 class Throttle:
     """Limits the requests in flight to one engine, in one event loop.
 
@@ -361,11 +353,6 @@ class Throttle:
             # about one more request in flight per round of answers
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._admit()
-
-    def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
-        """Record a rejection because of the rate limit; see `slow_down`."""
-        first = turn.round == self.round
-        return Refusal(self.slow_down(turn, retry_after), first, self.sent - 1)
 
     def slow_down(self, turn: Turn, retry_after: float | None) -> float:
         """Record a rejection because of the rate limit; return the seconds that all callers wait.
