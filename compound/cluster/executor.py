@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from compound.cluster.handshake import SAME, WorkerMismatch
-from compound.cluster.messages import Generate, Run
+from compound.cluster.messages import Generate, MakeCall
 from compound.cluster.pool import RESUME, WorkerPool
 from compound.cluster.wire import NotSendable, result_from_wire, values_to_wire
 from compound.components.external_agent import ExternalAgent
@@ -142,7 +142,7 @@ class WorkerCaller(Caller):
             self._here.add(pending.component.name)
         return await super().execute(pending, key)
 
-    def _message(self, pending: PendingCall) -> Run | None:
+    def _message(self, pending: PendingCall) -> MakeCall | None:
         """Return what to send to a worker; ``None`` for a call to make here."""
         component, values = pending.component, pending.values
         if (
@@ -159,7 +159,7 @@ class WorkerCaller(Caller):
             inputs = values_to_wire(pending.inputs, component.inputs or {})
         except NotSendable:
             return None
-        return Run(
+        return MakeCall(
             component=component.name,
             address=pending.address,
             seed=pending.seed,

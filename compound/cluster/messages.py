@@ -57,7 +57,7 @@ class Hello(WorkerMessage):
     program: SystemFile
 
 
-class Run(WorkerMessage):
+class MakeCall(WorkerMessage):
     """Execute a call.
 
     Attributes:
@@ -119,7 +119,7 @@ class JobFailed(WorkerMessage):
     charged: StoredUsage | None = None
 
 
-ToWorker = (Hello, Run, Generate)
+ToWorker = (Hello, MakeCall, Generate)
 ToDriver = (Ready, Refused, Done, Declined, JobFailed)
 
 

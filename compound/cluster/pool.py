@@ -8,7 +8,7 @@ from collections.abc import Callable
 import compound.core.errors
 from compound.cluster import messages
 from compound.cluster.handshake import SAME, WorkerMismatch, compare
-from compound.cluster.messages import Document, Generate, ProtocolError, Run, WorkerLost
+from compound.cluster.messages import Document, Generate, MakeCall, ProtocolError, WorkerLost
 from compound.core.errors import CompoundError
 from compound.core.formatting import plural
 
@@ -100,7 +100,7 @@ class WorkerPool:
             self._opened = True
             self._changed.set()
 
-    async def run(self, message: Run | Generate, what: str) -> Document | None:
+    async def run(self, message: MakeCall | Generate, what: str) -> Document | None:
         """Run a job on the worker with the fewest jobs, and on another one if it is lost.
 
         Args:

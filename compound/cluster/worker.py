@@ -69,7 +69,7 @@ class CallWorker:
 
     async def _answer(self, message: messages.WorkerMessage) -> messages.WorkerMessage:
         match message:
-            case messages.Run():
+            case messages.MakeCall():
                 return messages.Done(result=await self._run(message))
             case messages.Generate():
                 return messages.Done(result=await self._generate(message))
@@ -88,7 +88,7 @@ class CallWorker:
         except Exception as error:  # noqa: BLE001 - code that the file names may raise anything
             return messages.Refused(message=f"{type(error).__name__}: {error}", hint="")
 
-    async def _run(self, run: messages.Run) -> Document:
+    async def _run(self, run: messages.MakeCall) -> Document:
         component = self._components[run.component]
         assert isinstance(component, Operation)
         inputs = values_from_wire(run.inputs, component.inputs or {})

@@ -69,7 +69,7 @@ def test_every_number_of_workers_gives_the_results_of_one_process(
     assert found == (evaluations, traces)
     functions = sum(call.component in ("judged", "short") for t in traces for call in t.calls)
     jobs = transport.jobs()
-    assert [job for each in jobs for job in each].count("Run") == functions
+    assert [job for each in jobs for job in each].count("MakeCall") == functions
     assert len(jobs) == workers
     assert sum(map(bool, jobs)) >= min(workers, 2)
     assert sent(source) - start == 2 * alone  # equal calls are shared between workers
@@ -273,7 +273,7 @@ def test_components_that_ask_a_model_themselves_run_in_this_process(tmp_path: Pa
 
     expected = asyncio.run(outputs(local_executor(source)))
     assert asyncio.run(outputs(remote_executor(source, transport, 1))) == expected
-    assert transport.jobs() == [["Run"] * 4]  # a worker declined the first call of the asker
+    assert transport.jobs() == [["MakeCall"] * 4]  # a worker declined the first call of the asker
 
 
 def test_parts_of_a_system_run_in_this_process(source: SystemFile) -> None:
