@@ -116,11 +116,8 @@ class PairBuffer:
 
     def pairs(self, component: str) -> list[tuple[Pair, int]]:
         """Return the decided pairs of a component, each with its iteration."""
-        return [
-            (pair, entry.iteration)
-            for entry in self.of(component)
-            for pair in ordered_pairs(entry.draw, self.sampling)
-        ]
+        pairs = ((entry, ordered_pairs(entry.draw, self.sampling)) for entry in self.of(component))
+        return [(pair, entry.iteration) for entry, found in pairs for pair in found]
 
     def weighted_pairs(self, component: str) -> list[tuple[Pair, int, float]]:
         """Return the pairs of a component that a reward is fitted to, with their iterations and weights.
@@ -316,12 +313,9 @@ def read_earlier(
     values = [
         _usable(each, system) for each in (search.best, search.supported, search.promising or {})
     ]
-    leaking = {
-        key
-        for each in values
-        for key, value in each.items()
-        if isinstance(system.parameters[key], Text | Demos) and answers.found_in(value)
-    }
+    texts = {key for key, space in system.parameters.items() if isinstance(space, Text | Demos)}
+    written = [item for each in values for item in each.items() if item[0] in texts]
+    leaking = {key for key, value in written if answers.found_in(value)}
     values = [{k: value for k, value in each.items() if k not in leaking} for each in values]
     draws, unusable = _draws(path, system, train)
     result = "the result of " if values[0] else ""
@@ -375,12 +369,7 @@ def _draw_fits(draw: Draw, system: System) -> bool:
     component = system.components.get(draw.component)
     if component is None:
         return False
-    read = {
-        name
-        for node in system.all_nodes()
-        if node.component is component
-        for name in node.wires
-        if name not in component.settings
-    }
+    nodes = [node for node in system.all_nodes() if node.component is component]
+    read = {name for node in nodes for name in node.wires if name not in component.settings}
     written = {name for candidate in draw.candidates for name in candidate.outputs}
     return set(draw.inputs) <= read and written <= set(component.outputs)

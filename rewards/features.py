@@ -78,10 +78,9 @@ class Template:
     @staticmethod
     def of(component: Component) -> Template:
         """Return the template of a component, which leaves out connected settings."""
+        types = {name: port.type for name, port in component.outputs.items()}
         labels = {
-            name: get_args(port.type)
-            for name, port in component.outputs.items()
-            if get_origin(port.type) is Literal
+            name: get_args(kind) for name, kind in types.items() if get_origin(kind) is Literal
         }
         return Template(component.name, frozenset(component.settings), labels, describe(component))
 

@@ -43,11 +43,8 @@ def answers_of(example: Example) -> dict[str, object]:
     >>> answers_of(Example("r1", {"question": "Who?"}, row))
     {'answer': 'Ann'}
     """
-    return {
-        name: value
-        for name, value in example.gold.items()
-        if name not in example.inputs and value != example.id
-    }
+    read = example.inputs
+    return {k: v for k, v in example.gold.items() if k not in read and v != example.id}
 
 
 def gold_features(outputs: Mapping[str, object], gold: Mapping[str, object]) -> dict[str, float]:
@@ -139,12 +136,9 @@ class Critic:
         rows = self.features.matrix(readings, self.backbone)
         every = np.array([head.rewards(rows) for head in self.heads])
         mean = every.mean(0)
-        return np.array(
-            [
-                every[self.fold_of[name], i] if name in self.fold_of else mean[i]
-                for i, name in enumerate(examples)
-            ]
-        )
+        folds = [self.fold_of.get(name) for name in examples]
+        rewards = [mean[i] if fold is None else every[fold, i] for i, fold in enumerate(folds)]
+        return np.array(rewards)
 
 
 def read_call(

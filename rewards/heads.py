@@ -222,11 +222,8 @@ class _Folds:
 def _regularizations(text: NDArray[np.bool_]) -> list[_Regularization]:
     """Return the regularizations that give different fits."""
     emphases = EMPHASES[1:] if text.all() else EMPHASES
-    return [
-        _Regularization(strength, emphasis)
-        for emphasis in (emphases if text.any() else (1.0,))
-        for strength in STRENGTHS
-    ]
+    factors = emphases if text.any() else (1.0,)
+    return [_Regularization(strength, each) for each in factors for strength in STRENGTHS]
 
 
 def slope(margins: Vector, weights: Vector | None = None) -> float:

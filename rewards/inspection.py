@@ -302,11 +302,8 @@ class Inspection:
         return Overview(self.stored.backbone, trained, tuple(heads), tuple(missing))
 
     def _facts(self) -> list[dict[str, Any]]:
-        return [
-            e["facts"]
-            for e in self.events
-            if e["event"] == "job" and e.get("facts", {}).get("accuracy") is not None
-        ]
+        found = [event.get("facts", {}) for event in self.events if event["event"] == "job"]
+        return [facts for facts in found if facts.get("accuracy") is not None]
 
     def searched(self, component: str) -> tuple[int, object] | None:
         """Return the iteration of the last joint search, and its record of the component's reward."""

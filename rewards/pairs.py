@@ -175,15 +175,8 @@ async def collect(
             raise DeclarationError(
                 f"no component {name!r}", hint=suggest_name(name, system.components)
             )
-    work = _Work(
-        executor,
-        system,
-        metric,
-        sampling or Sampling(),
-        rules or EvaluationRules(),
-        round_index,
-        dict(proposals or {}),
-    )
+    rules, given = rules or EvaluationRules(), dict(proposals or {})
+    work = _Work(executor, system, metric, sampling or Sampling(), rules, round_index, given)
     jobs = [
         (example, trace, call.address)
         for example, trace in traced

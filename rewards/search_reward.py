@@ -60,11 +60,8 @@ class SearchReward:
 
 def record_reward(critic: Critic, prior: Critic | None, draws: Sequence[Draw]) -> SearchRecord:
     """Return what `inspect_search_reward` reads: the rewards of the outputs, and what they depend on."""
-    readings = [
-        read_call(critic.template, draw.inputs, made.outputs, made.signals)
-        for draw in draws
-        for made in draw.candidates
-    ]
+    calls = [(draw.inputs, made) for draw in draws for made in draw.candidates]
+    readings = [read_call(critic.template, x, made.outputs, made.signals) for x, made in calls]
     examples = [draw.example for draw in draws for _ in draw.candidates]
     ends = np.cumsum([len(draw.candidates) for draw in draws])[:-1]
 
@@ -105,11 +102,8 @@ def inspect_search_reward(inspection: Inspection, component: str) -> SearchRewar
     if found is None:
         raise DataError(f"no joint search of this run recorded a reward of {component!r}")
     iteration, given = found
-    entries = [
-        entry
-        for entry in inspection.buffer.of(component)
-        if entry.iteration == iteration and len(entry.draw.candidates) > 1
-    ]
+    own = [entry for entry in inspection.buffer.of(component) if entry.iteration == iteration]
+    entries = [entry for entry in own if len(entry.draw.candidates) > 1]
     try:
         record = TypeAdapter(SearchRecord).validate_python(given)
         whole = list(zip(entries, record.rewards, strict=True))

@@ -114,10 +114,9 @@ class Dataset:
         Raises:
             DataError: A row is neither a mapping nor an object with ``keys()`` and ``[]``.
         """
+        given: dict[Split, Iterable[DataRow]] = {"train": train, "valid": valid, "test": test}
         rows: dict[Split, Sequence[DataRow]] = {
-            "train": _rows(train, "train"),
-            "valid": _rows(valid, "valid"),
-            "test": _rows(test, "test"),
+            role: _rows(part, role) for role, part in given.items()
         }
         return cls("memory", "train", "valid", "test", fields, id, rows=rows)
 

@@ -558,11 +558,11 @@ class _Collector:
             empty = self._searches[name, False]
             if empty:
                 warned.add(name)
-                warnings.warn(
-                    f"{name!r} found no passage in {empty} of {empty + self._searches[name, True]} searches; "
-                    f"{ONE_LANGUAGE}",
-                    stacklevel=2,
+                searches = empty + self._searches[name, True]
+                text = (
+                    f"{name!r} found no passage in {empty} of {searches} searches; {ONE_LANGUAGE}"
                 )
+                warnings.warn(text, stacklevel=2)
 
 
 def raise_too_many_failures(

@@ -127,11 +127,8 @@ def check_types(
     found: list[Example] = []
     wrong: dict[str, list[Example]] = {}
     for example in examples:
-        values = {
-            name: _fitting(kind, example.inputs[name], text)
-            for name, kind in inputs.items()
-            if name in example.inputs
-        }
+        given = {name: kind for name, kind in inputs.items() if name in example.inputs}
+        values = {n: _fitting(kind, example.inputs[n], text) for n, kind in given.items()}
         problems = [
             n
             for n, kind in inputs.items()
@@ -290,11 +287,8 @@ def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id"
             for table, key in zip(seen[role], keys, strict=True):
                 table.setdefault(key, example.id)
     pairs = [*combinations(seen, 2), *((role, role) for role in seen)]
-    return [
-        Overlap(*pair, counts[*pair, 0], counts[*pair, 1], counts[*pair, 2], examples[pair])
-        for pair in pairs
-        if pair in examples
-    ]
+    found = [pair for pair in pairs if pair in examples]
+    return [Overlap(*p, counts[*p, 0], counts[*p, 1], counts[*p, 2], examples[p]) for p in found]
 
 
 def _digests(example: Example, id_column: str) -> tuple[bytes, bytes, bytes]:

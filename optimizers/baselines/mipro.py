@@ -161,11 +161,8 @@ class Mipro:
         n = SIZES[self.settings.auto][0]
         has_demos = any(isinstance(system.parameters[key], Demos) for key in keys)
         count = (n // 2 if has_demos else n) - 1
-        return (
-            [self.settings.proposers[i % len(self.settings.proposers)] for i in range(count)]
-            if self.settings.proposers
-            else []
-        )
+        sources = self.settings.proposers
+        return [sources[i % len(sources)] for i in range(count)] if sources else []
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect demonstrations, write instructions, choose among them jointly, and propose the best."""
@@ -260,13 +257,8 @@ class Mipro:
         assert isinstance(space, Text)  # `text_keys` returns keys of texts only
         for attempt in range(EDITS_TRIED):
             rng = generator(task.seed, "mipro", "edit", key, number, attempt)
-            text = bounded_edit(
-                current,
-                rng,
-                space,
-                self.settings.edits_per_candidate,
-                clauses_for(task.system, key),
-            )
+            clauses = clauses_for(task.system, key)
+            text = bounded_edit(current, rng, space, self.settings.edits_per_candidate, clauses)
             if text and text != current and text not in known:
                 return text
         return None
@@ -476,11 +468,9 @@ def next_point(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `multivariate`
-        sampler = optuna.samplers.TPESampler(
-            seed=derive_seed(seed, "trial", len(trials)) % 2**32,
-            n_startup_trials=RANDOM,
-            multivariate=True,
-        )
+        number = derive_seed(seed, "trial", len(trials)) % 2**32
+        make_sampler = optuna.samplers.TPESampler
+        sampler = make_sampler(seed=number, n_startup_trials=RANDOM, multivariate=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     make = optuna.distributions.CategoricalDistribution
     options = {name: make(range(size)) for name, size in sizes.items()}

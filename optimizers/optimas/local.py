@@ -181,12 +181,8 @@ class LocalSearch:
             note = await self._adapt(task, rewards, component, state, rows.scored)
             yield Progress(state.to_json(), note)
         guidance = await rewards.guidance(component)
-        facts = {
-            **guidance.facts,
-            "component": component,
-            "steered": not guidance.unusable,
-            "why": guidance.unusable,
-        }
+        why = guidance.unusable
+        facts = {**guidance.facts, "component": component, "steered": not why, "why": why}
         if guidance.unusable:
             yield Proposal({}, note=guidance.unusable, facts=facts)
             return

@@ -261,11 +261,8 @@ class LocalGains:
         examples = [draw.example for _, draw, _ in outputs]
         scores = np.array([made.value for _, _, made in outputs])
         calls = [number for number, _, _ in outputs]
-        return (
-            slope_within(critic.rewards(readings, examples), scores, calls, examples)
-            if outputs
-            else None
-        )
+        rewards = critic.rewards(readings, examples)
+        return slope_within(rewards, scores, calls, examples) if outputs else None
 
     # -- evaluation --------------------------------------------------------------------------------------
 
@@ -281,11 +278,8 @@ class LocalGains:
         """Evaluate the values of each component that a draw ranks highest on further examples."""
         for component in rng.permutation(sorted(self.slopes)).tolist():
             part, current = self.parts[component], self._current(component)
-            before = {
-                key: value
-                for key, value in leader.items()
-                if key in part.system.parameters and key not in current
-            }
+            above = part.system.parameters.keys() - current.keys()
+            before = {key: value for key, value in leader.items() if key in above}
             base = _cell(cells, component, current, before)
             others = [values for values in options[component] if _text(values) != _text(current)]
             drawn = model.draw([{**leader, **values} for values in others], rng, component)

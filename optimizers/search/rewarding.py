@@ -218,12 +218,8 @@ class RunRewards:
         elif not known:
             backbone.remove_adapter()
         if not known or known.data != self.buffer.digest:
-            texts = [
-                component_pairs(
-                    self.buffer, Template.of(self.task.system.components[name]), held_out=True
-                )
-                for name in components
-            ]
+            templates = [Template.of(self.task.system.components[name]) for name in components]
+            texts = [component_pairs(self.buffer, each, held_out=True) for each in templates]
             texts = [part for part in texts if part.is_sufficient()]
             if not texts:
                 return
@@ -298,12 +294,8 @@ class RunRewards:
         learned = await self.learn(tested=True)
         known = component in learned.model.rewards_of
         missing = "" if known else learned.missing.get(component, "no pairs")
-        return Guidance(
-            learned.model.rewards,
-            self.facts(learned),
-            missing,
-            self.untrusted_reason(learned, component),
-        )
+        untrusted = self.untrusted_reason(learned, component)
+        return Guidance(learned.model.rewards, self.facts(learned), missing, untrusted)
 
     @property
     def base(self) -> Mapping[str, object]:

@@ -224,11 +224,8 @@ class Comparison(ABC):
                 "but must hold a value to compare with"
             )
         if not self.listed:
-            accepted = [
-                each
-                for one in accepted
-                for each in (one.answers if isinstance(one, ClassName) else (one,))
-            ]
+            several = [one.answers if isinstance(one, ClassName) else (one,) for one in accepted]
+            accepted = [answer for answers in several for answer in answers]
         return [comparable(answer) for answer in accepted]
 
     @abstractmethod

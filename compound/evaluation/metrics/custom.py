@@ -258,11 +258,8 @@ def custom(
             hint="or a metric such as cp.metrics.exact_match('answer')",
         )
     if isinstance(function, Custom):
-        return replace(
-            function,
-            name=name or function.name,
-            bounds=function.bounds if bounds is None else bounds,
-        )
+        bounds = function.bounds if bounds is None else bounds
+        return replace(function, name=name or function.name, bounds=bounds)
     chosen = name or getattr(function, "__name__", type(function).__name__)
     _check_order(function, chosen)
     check_signature(function, f"metric {chosen!r}", "outputs", "example")

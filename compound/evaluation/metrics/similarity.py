@@ -54,13 +54,8 @@ class Rouge(Comparison):
             variant: max(s[variant].fmeasure for s in scored) for variant in VARIANTS
         }
         value = parts[self.variant]
-        return Score(
-            value,
-            "correct"
-            if value == 1
-            else f"expected text like {format_values(accepted)}, got {format_value(text)}",
-            parts,
-        )
+        told = f"expected text like {format_values(accepted)}, got {format_value(text)}"
+        return Score(value, "correct" if value == 1 else told, parts)
 
 
 @functools.cache

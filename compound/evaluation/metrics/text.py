@@ -123,11 +123,8 @@ def _words(folded: str) -> str:
     )
     text = _ACRONYM.sub(lambda found: found[0].replace(".", ""), text)
     groups = _FORMULA.search(text) is not None
-    found = [
-        _canonical(match[0]) if match["number"] else match[0]
-        for match in _LEXEME.finditer(text)
-        if groups or not match["grouping"]
-    ]
+    matches = [m for m in _LEXEME.finditer(text) if groups or not m["grouping"]]
+    found = [_canonical(m[0]) if m["number"] else m[0] for m in matches]
     for end in (0, -1):
         if found and found[end].startswith("**"):
             del found[end]

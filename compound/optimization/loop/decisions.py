@@ -165,11 +165,8 @@ async def decide(context: RunContext) -> None:
         accepted = not over and _accept(context, working, first, look, verdict)
         context.candidates.entry(working.configuration).fate = "over limit" if over else verdict
     if search.decisions == plan.decisions and not search.stopped:
-        search.stopped = (
-            "the planned decision was made"
-            if plan.decisions == 1
-            else f"all {plan.decisions} planned decisions were made"
-        )
+        every = f"all {plan.decisions} planned decisions were made"
+        search.stopped = "the planned decision was made" if plan.decisions == 1 else every
     context.write_candidates()
     context.recorder.event("decision", accepted=accepted, **record)
     context.record_violation(*violations)

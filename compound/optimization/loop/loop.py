@@ -87,15 +87,8 @@ async def _retry(
         samples.setdefault(row.sample, []).append(known[row.example])
     try:
         for sample, examples in samples.items():
-            part = await evaluate(
-                executor,
-                system,
-                examples,
-                problem.metric,
-                samples=[sample],
-                rules=rules,
-                on_trace=record,
-            )
+            inputs = executor, system, examples, problem.metric
+            part = await evaluate(*inputs, samples=[sample], rules=rules, on_trace=record)
             again.append(part)
     except BudgetExhausted as error:
         facts["note"] = error.message

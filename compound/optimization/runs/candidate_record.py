@@ -219,12 +219,11 @@ def importance(candidates: Sequence[CandidateRecord]) -> list[Importance]:
         [canonical_json(c.values[key]) if key in c.values else "" for c in known] for key in keys
     ]
     names = [sorted(set(column)) for column in levels]
-    design = np.hstack(
-        [
-            np.array([[value == name for name in found] for value in column], float)
-            for column, found in zip(levels, names, strict=True)
-        ]
-    )
+    columns = [
+        [[value == name for name in found] for value in column]
+        for column, found in zip(levels, names, strict=True)
+    ]
+    design = np.hstack([np.array(column, float) for column in columns])
     weights = np.sqrt([c.evaluations for c in known])
     weights = weights / weights.mean()
     gains = np.array([c.gain for c in known], float)

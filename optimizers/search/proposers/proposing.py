@@ -142,11 +142,9 @@ def calls(trace: Trace, component: Component) -> str:
 
 def calls_of_others(trace: Trace, component: Component, system: System) -> str:
     """Return the inputs and outputs of the other components' calls in a trace, in order."""
-    return "\n".join(
-        _lines(call, system.components[call.component], call.address)
-        for call in trace.calls
-        if call.component != component.name
-    )
+    others = [call for call in trace.calls if call.component != component.name]
+    parts = system.components
+    return "\n".join(_lines(call, parts[call.component], call.address) for call in others)
 
 
 def read_and_written(call: Call, system: System) -> str:

@@ -136,16 +136,8 @@ async def reflect(
         for place, (trace, example) in enumerate(picked, 1)
     ]
     seed = derive_seed(task.seed, "reflect", key, number)
-    return await _ask(
-        task,
-        key,
-        text,
-        "Runs of the system with this instruction:",
-        shown,
-        seed,
-        lm=lm,
-        known=known,
-    )
+    heading = "Runs of the system with this instruction:"
+    return await _ask(task, key, text, heading, shown, seed, lm=lm, known=known)
 
 
 def failing_first(traces: Sequence[Trace], rng: np.random.Generator) -> list[int]:
