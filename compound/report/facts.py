@@ -38,8 +38,7 @@ from compound.report.record import (
 )
 from compound.report.rendering import render_text
 from compound.report.training import training_facts
-from compound.rewards.inspection import FOLDER, Inspection
-from compound.rewards.search_reward import inspect_search_reward
+from compound.rewards.inspection import FOLDER, Inspection, inspect_search_reward
 
 ONE_SIDED = 0.05  # below this p, explain why the two-sided interval can still include zero
 SPLITS = {"test": "test", "valid": "validation"}

@@ -46,9 +46,9 @@ from compound.rewards.gains import (
     slope_within,
     trust_in,
 )
+from compound.rewards.inspection import record_reward, without_order
 from compound.rewards.model import store_reward
 from compound.rewards.pairs import Draw, has_certain_downstream
-from compound.rewards.search_reward import record_reward, without_order
 from compound.rewards.settings import RewardLearning
 
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save

@@ -32,9 +32,8 @@ from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import NoBackbone, Template
 from compound.rewards.fit import fit_rewards
 from compound.rewards.gains import fit_critic
-from compound.rewards.inspection import Inspection, Overview
+from compound.rewards.inspection import Inspection, Overview, inspect_search_reward, record_reward
 from compound.rewards.pairs import Draw
-from compound.rewards.search_reward import inspect_search_reward, record_reward
 from optimas_settings import optimas
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"

@@ -37,9 +37,8 @@ from compound.report.training import (
     training_svg,
 )
 from compound.rewards.inspection import FOLDER as REWARDS
-from compound.rewards.inspection import Inspection, Judgement
+from compound.rewards.inspection import Inspection, Judgement, inspect_search_reward
 from compound.rewards.model import NONE as NO_BACKBONE
-from compound.rewards.search_reward import inspect_search_reward
 
 PAGE = 50  # examples per page
 CALLS = 50  # calls of an example per page, of each side
