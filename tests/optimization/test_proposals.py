@@ -17,7 +17,7 @@ from compound.core.errors import CallError
 from compound.execution.budget import Budget, Meter
 from compound.ext import Usage
 from compound.metrics import exact_match
-from compound.optimization.proposals import LedgerState, NotAsked, Proposals
+from compound.optimization.proposals import NotAsked, Proposals
 from compound.optimization.settings.optimize import make_settings
 from compound.report import summarize, terminal_summary
 from compound.testing import ScriptedLM
@@ -204,16 +204,6 @@ class TestLedger:
         ledger = Proposals(Meter(), give_up=3)
         await asyncio.gather(*(one(ledger, number) for number in range(50)))
         assert tried == [0, 1, 2]
-
-    def test_the_state_goes_through_json(self) -> None:
-        ledger = Proposals(Meter(), give_up=1, left=9)
-        ledger.start_job(5)
-        asyncio.run(self.sent(ledger))
-        ledger.record_outcome("lm", "proposed")
-        other = Proposals(Meter(), give_up=1)
-        stored = json.loads(json.dumps(ledger.snapshot().to_json()))
-        other.restore(LedgerState.from_json(stored))
-        assert other.snapshot() == ledger.snapshot()
 
     @staticmethod
     async def sent(ledger: Proposals) -> bool:

@@ -214,19 +214,6 @@ class TestHalving:
         assert (few, many[:2]) == ([50], [50, 75])
         assert promising.runs_left < 10  # two runs for each of a twentieth of the examples
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("runs", [math.inf, 250])
-    def test_the_best_candidate_wins_nearly_always(self, runs: float) -> None:
-        """One of the modes is right 90 % of the time, the others and the incumbent 40 %."""
-        won = 0
-        for seed in range(100):
-            scorer = Simulated(
-                lambda arm: 0.9 if arm.get("weigh.mode") == "z" else 0.4, runs_left=runs
-            )
-            _, last = proposed(RandomSearch(), task(numeric(), scorer, seed=seed))
-            won += last.values.get("weigh.mode") == "z"
-        assert won >= 80
-
     def test_d3_scores_are_those_of_the_examples_of_the_last_round(self) -> None:
         scorer = Simulated(lambda arm: 0.7 if arm else 0.3, runs_left=144)
         _, last = proposed(RandomSearch(), task(numeric(), scorer))

@@ -36,12 +36,6 @@ class TestGold:
             "gold:y.answer.f1": pytest.approx(2 * 1 * 0.25 / 1.25),
         }
 
-    def test_lists_have_a_rank_and_a_share(self) -> None:
-        found = gold_features({"p": ["Rome", "Lima is old", "Lima"]}, {"answer": "Lima"})
-        assert found["gold:p.answer.rank"] == 0.5
-        assert found["gold:p.answer.share"] == pytest.approx(2 / 3)
-        assert found["gold:p.answer.equal"] == 1.0
-
     def test_numbers_are_near(self) -> None:
         found = gold_features({"y": 7}, {"answer": 4})
         assert found == {"gold:y.answer.near": -math.log1p(3), "gold:y.answer.equal": 0.0}
