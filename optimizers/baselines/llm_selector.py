@@ -95,7 +95,10 @@ class LLMSelector:
                 rows=self._affordable(task, slots, len(examples)), allocations=[start]
             )
         rows = examples[: state.rows]
-        while not self._is_done(state.allocations, len(slots)):
+        while len(state.allocations) <= self.rounds * len(slots):
+            last = state.allocations[-len(slots) - 1 :]
+            if len(last) > len(slots) and len(set(map(canonical_json, last))) == 1:
+                break  # a whole round changed nothing
             step = len(state.allocations) - 1
             key = list(slots)[step % len(slots)]
             current = state.allocations[-1]
@@ -126,11 +129,6 @@ class LLMSelector:
         )  # a minibatch must be affordable for one step
         least = min(task.minibatch, task.scorer.runs_left // first)
         return int(min(self.rows, examples, max(task.scorer.runs_left // max(runs, 1), least)))
-
-    def _is_done(self, allocations: Sequence[Allocation], slots: int) -> bool:
-        last = allocations[-slots - 1 :]
-        settled = len(last) == slots + 1 and len(set(map(canonical_json, last))) == 1
-        return settled or len(allocations) > self.rounds * slots
 
     async def _scores(
         self, task: Task, arms: Sequence[Allocation], rows: Sequence[Example], key: str

@@ -13,7 +13,7 @@ from typing import Literal, get_origin
 
 import numpy as np
 
-from compound.graph.component import Node, Output
+from compound.graph.component import Output
 from compound.graph.configuration import component_of
 from compound.graph.space import Text
 from compound.graph.system import System
@@ -81,15 +81,12 @@ def clauses_for(system: System, key: str) -> Clauses:
         found |= TEXT
     elif len(outputs) == 1 and get_origin(outputs[0]) is Literal:
         found |= OPTIONS
-    if any(holds_passages(node) for node in system.all_nodes() if node.component is component):
-        found |= PASSAGES
+    for node in system.all_nodes():
+        sources = [each for each in node.wires.values() if isinstance(each, Output)]
+        retrieves = any(source.node.component.kind == "retriever" for source in sources)
+        if node.component is component and ("passages" in node.inputs or retrieves):
+            found |= PASSAGES
     return found
-
-
-def holds_passages(node: Node) -> bool:
-    """Return whether an input of a node is called passages, or comes from a retriever."""
-    sources = [source for source in node.wires.values() if isinstance(source, Output)]
-    return "passages" in node.inputs or any(s.node.component.kind == "retriever" for s in sources)
 
 
 def sentences(prompt: str) -> list[str]:

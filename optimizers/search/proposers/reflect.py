@@ -130,7 +130,10 @@ async def reflect(
     if not fitting or not task.scorer.may_ask(lm):
         return None
     rng = generator(task.seed, "reflect", key, number)
-    picked = [fitting[i] for i in failing_first([trace for trace, _ in fitting], rng)[:SHOWN]]
+    scores = np.array([trace.score or 0.0 for trace, _ in fitting])
+    succeeded = (scores == scores.max()) & (scores.max() > scores.min())  # these come last
+    order = np.lexsort((rng.random(len(fitting)), succeeded)).tolist()
+    picked = [fitting[i] for i in order[:SHOWN]]
     shown = [
         f"Run {place}:\n{record(trace, example, component, task.system)}"
         for place, (trace, example) in enumerate(picked, 1)
@@ -138,13 +141,6 @@ async def reflect(
     seed = derive_seed(task.seed, "reflect", key, number)
     heading = "Runs of the system with this instruction:"
     return await _ask(task, key, text, heading, shown, seed, lm=lm, known=known)
-
-
-def failing_first(traces: Sequence[Trace], rng: np.random.Generator) -> list[int]:
-    """Return the order in which runs are shown: those with the best score last, otherwise at random."""
-    scores = np.array([trace.score or 0.0 for trace in traces])
-    succeeded = (scores == scores.max()) & (scores.max() > scores.min())
-    return [int(i) for i in np.lexsort((rng.random(len(traces)), succeeded))]
 
 
 def record(trace: Trace, example: Example, component: Component, system: System) -> str:
