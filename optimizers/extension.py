@@ -88,9 +88,11 @@ def optimizer(
         def make(system: System, optimize: OptimizeSettings, own: Settings) -> Method:
             made = cls() if settings is NoSettings else cls(own)  # type: ignore[call-arg]  # checked above
             keys = keys_of(system, *(tunes if isinstance(tunes, tuple) else (tunes,)))
-            return Method(
-                name, {name: made}, _jobs(name, keys, by_component=by_component), Uniform()
-            )
+            parts: dict[str, list[str]] = {}
+            for key in keys:
+                parts.setdefault(component_of(key) if by_component else "", []).append(key)
+            jobs = [Job(name, tuple(part)) for part in parts.values()]
+            return Method(name, {name: made}, jobs, Uniform())
 
         make.__doc__ = cls.__doc__
         setattr(cls, ATTRIBUTE, MethodFactory(make, settings))
@@ -151,15 +153,6 @@ def _declared(settings: type[Settings]) -> Iterator[None]:
             raise
         fix = "; if it has settings, declare them: @cp.ext.optimizer(settings=MySettings)"
         raise UserCodeError(error.message, hint=f"{error.hint}{fix}") from None
-
-
-def _jobs(name: str, keys: tuple[str, ...], *, by_component: bool) -> list[Job]:
-    if not by_component:
-        return [Job(name, keys)] if keys else []
-    components = dict.fromkeys(map(component_of, keys))
-    return [
-        Job(name, tuple(key for key in keys if component_of(key) == each)) for each in components
-    ]
 
 
 def _name(cls: type) -> str:
