@@ -1,1 +1,1 @@
-"""Run the examples of evaluations in other processes and on other machines, with equal results."""
+"""Make the calls of evaluations in other processes and on other machines, with equal results."""

@@ -55,16 +55,6 @@ def facts_of(system: System, folder: Path) -> Facts:
     )
 
 
-def compare(own: Facts, other: Facts, worker: str) -> None:
-    """Reject a worker that differs from the driver.
-
-    Raises:
-        WorkerMismatch: it does; the message names the first difference.
-    """
-    if difference := first_difference(own, other):
-        raise WorkerMismatch(f"{worker} cannot be used: {difference}", hint=SAME)
-
-
 def first_difference(own: Facts, other: Facts) -> str:
     """Return how a worker differs from the driver, as text about "it"; ``""`` if it does not."""
     for name, label in (("protocol", "protocol"), ("compound", "compound"), ("python", "Python")):

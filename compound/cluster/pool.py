@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import compound.core.errors
 from compound.cluster import messages
-from compound.cluster.handshake import SAME, WorkerMismatch, compare
+from compound.cluster.handshake import SAME, WorkerMismatch, first_difference
 from compound.cluster.messages import Document, Generate, MakeCall, ProtocolError, WorkerLost
 from compound.core.errors import CompoundError
 from compound.core.formatting import plural
@@ -189,7 +189,8 @@ class WorkerPool:
             ) from error
         match first:
             case messages.Ready(facts=facts):
-                compare(self._facts, facts, worker.name)
+                if difference := first_difference(self._facts, facts):
+                    raise WorkerMismatch(f"{worker.name} cannot be used: {difference}", hint=SAME)
             case messages.Refused(message=message, hint=hint):
                 raise WorkerMismatch(
                     f"{worker.name} cannot load the system: {message}", hint=hint or SAME
