@@ -135,11 +135,12 @@ def _latest(run: Run) -> str:
 
 def _figure(run: Run, cost: str = "") -> Figure | None:
     """Return the figure of the candidates; ``None`` if there are fewer than two."""
-    if len(run.known_candidates[0]) < 2:
+    known = run.known_candidates[0]  # read before, since the run remembers one value at a time
+    if len(known) < 2:
         return None
 
     def draw() -> Figure:
-        return candidates_figure(candidate_facts(run.candidates, cost) or {})
+        return candidates_figure(candidate_facts(known, cost) or {})
 
     return run.remember(f"candidates {cost}", (CANDIDATES, CHECKPOINT), draw)
 
