@@ -29,6 +29,7 @@ import numpy as np
 
 from compound.core.example import Example
 from compound.core.formatting import plural
+from compound.evaluation.metrics.comparison import Comparison
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json
@@ -68,10 +69,11 @@ FINALISTS = 3  # candidates of a step where local rewards are trusted, without a
 LOCAL = 4.0  # runs of local evaluations for each run of a step, where local rewards are certain
 LOCAL_BESIDE_WRITER = 1.0  # the same with a writer, which reads whole runs
 MOST_PASSES = 16  # of local evaluations in a step
-FREE_PASSES = 2  # over other values of free parameters in a step, for as many candidates each
-# examples of each of them; and of all of them, relative to those of the other candidates: functions
-# and metrics cost no runs, but time
-MOST_REPEATED, FREE_SHARE = 16, 2.0
+FREE_PASSES = 4  # over other values of free parameters in a step, for as many candidates each
+MOST_REPEATED = 16  # examples of each of them
+# examples of all of them, relative to those of the other candidates: functions and metrics cost no
+# runs, but time, and a metric of the user may ask a model
+FREE_SHARE, FREE_SHARE_OF_CUSTOM = 4.0, 1.0
 FEWEST = 0.5  # of a minibatch: examples of a step, at least
 EVALUATIONS = 3  # minibatches of a step with a writer: few candidates on more examples
 # first texts of each kind for each prompt; reflections also in each step
@@ -296,7 +298,9 @@ class Search:
             sizes = {True: 0, False: 0}
             for known in state.candidates:
                 sizes[known.variant] += len(known.rows)
-            enough = sizes[True] >= FREE_SHARE * sizes[False]
+            is_known = isinstance(task.context.metric, Comparison)
+            share = FREE_SHARE if is_known else FREE_SHARE_OF_CUSTOM
+            enough = sizes[True] >= share * sizes[False]
             if enough or not self._explores() or task.scorer.runs_left < 1:
                 return
             rng = generator(task.seed, "free", state.steps, turn)

@@ -291,7 +291,7 @@ class TestFreeParameters:
         assert np.mean(distances) < 0.05
 
     def test_a_search_resumes_within_them(self, job: Any) -> None:
-        made = self.job(job, self.system(), share=24)
+        made = self.job(job, self.system(), share=16)
         made.check_resume(lambda: JointSearch(CandidateSources(("edits",))))
 
     def test_a_threshold_of_a_later_call_is_not_free(self, job: Any) -> None:
