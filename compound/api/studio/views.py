@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from compound.api.studio.charts import Chart, Point
 from compound.api.studio.labels import progress
 from compound.api.studio.runs import Run, Runs, compared_sides, seconds_left, spending
 from compound.api.studio.traces import FILTERS, SORTS, Query
@@ -15,18 +16,17 @@ from compound.core.errors import CompoundError
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.optimization.runs.candidate_record import (
     FEWEST,
+    CandidateRecord,
     cost_name,
+    front,
     importance,
 )
-from compound.optimization.runs.candidates import FILE as CANDIDATES
-from compound.optimization.runs.directory import CHECKPOINT
 from compound.optimization.runs.recorder import MEMORY
-from compound.report.facts import candidate_facts, reward_facts
+from compound.report.facts import reward_facts
 from compound.report.record import RecordedTrace, own_gold
 from compound.report.rendering import Figure, draw_figure
 from compound.report.rewards import reward_figures
-from compound.report.sections import candidates_figure
-from compound.report.text import signed
+from compound.report.text import count, number, signed
 from compound.report.training import (
     ShownGroup,
     panels_with_data,
@@ -110,7 +110,8 @@ def overview(run: Run, options: Options) -> View:
         "spending": spending(run),
         "left": seconds_left(run) if state == "running" else None,
         "latest": _latest(run),
-        "figure": _figure(run),
+        "course": _course(facts),
+        "found": _found(run),
         "costs": _costs(run),
         "problem": run.known_candidates[1],
     }
@@ -133,16 +134,69 @@ def _latest(run: Run) -> str:
     return "evaluating the initial configuration"
 
 
-def _figure(run: Run, cost: str = "") -> Figure | None:
-    """Return the figure of the candidates; ``None`` if there are fewer than two."""
-    known = run.known_candidates[0]  # read before, since the run remembers one value at a time
-    if len(known) < 2:
+def _course(facts: Mapping[str, Any]) -> Chart | None:
+    """Return the chart of the best validation score by system runs."""
+    if not facts["start"]:
         return None
+    start = facts["start"][0]
+    end = max(facts["spent"].get("system_runs", 0.0), start["at"])
+    points = [Point(start["at"], start["mean"], start["low"], start["high"], "initial", "initial")]
+    line = [(start["at"], start["mean"])]
+    for decision in facts["decisions"]:
+        if decision["after"] is None or decision["before"] is None:
+            continue
+        after, kept = decision["after"], decision["accepted"]
+        name = f"decision {decision['decision']}: {number(after['mean'])}"
+        series = "accepted" if kept else "rejected"
+        points.append(
+            Point(decision["at"], after["mean"], after["low"], after["high"], series, name)
+        )
+        if kept:
+            line.append((decision["at"], after["mean"]))
+    line.append((end, line[-1][1]))
+    return Chart(
+        f"Validation score by system runs: {number(line[0][1])} at first, {number(line[-1][1])} "
+        f"after {count(end)} runs",
+        "system runs of the search",
+        "validation score",
+        points,
+        {"best so far": line},
+        steps=True,
+    )
 
-    def draw() -> Figure:
-        return candidates_figure(candidate_facts(known, cost) or {})
 
-    return run.remember(f"candidates {cost}", (CANDIDATES, CHECKPOINT), draw)
+def _found(run: Run) -> Chart | None:
+    """Return the chart of the candidates' gains in the order in which they were found."""
+    points = [
+        _point(run, candidate, place, float(place))
+        for place, candidate in enumerate(run.known_candidates[0], 1)
+        if candidate.gain is not None
+    ]
+    if len(points) < 2:
+        return None
+    best, line = float("-inf"), []
+    for point in points:
+        best = max(best, point.y)
+        line.append((point.x, best))
+    return Chart(
+        f"Mean gain of {len(points)} candidates on the examples they were run on",
+        "candidate",
+        "gain over the initial configuration",
+        points,
+        {"highest so far": line},
+        steps=True,
+    )
+
+
+def _point(run: Run, candidate: CandidateRecord, place: int, x: float) -> Point:
+    source = "initial" if candidate.fate == "start" else candidate.source or "other"
+    title = (
+        f"candidate {place} ({source}): gain {signed(candidate.gain)} on "
+        f"{count(candidate.evaluations)} runs, {candidate.fate}"
+    )
+    link = f"/run/{run.name}?view=candidate&number={place}"
+    gain = candidate.gain or 0.0
+    return Point(x, gain, series=source, title=title, link=link, marked=candidate.chosen)
 
 
 def _costs(run: Run) -> list[tuple[str, float, float]]:
@@ -165,24 +219,47 @@ def _costs(run: Run) -> list[tuple[str, float, float]]:
 
 def candidates(run: Run, options: Options) -> View:
     """Return all candidates, the front of score against cost, and the importance of parameters."""
-    known, cost = run.candidates, options.get("cost", "")
-    if cost not in COSTS or None in [getattr(each, cost) for each in known]:
-        cost = cost_name(known)
-    rows = (candidate_facts(known, cost) or {"rows": []})["rows"]
+    known = run.candidates
+    cost = options.get("cost", "")
+    cost = cost if cost in COSTS else cost_name(known)
+    best = front(known, cost)
+    rows = [*enumerate(known, 1)]
     order = options.get("sort", "found")
     if order == "gain":
-        rows.sort(key=lambda row: -(row["gain"] if row["gain"] is not None else math.inf))
+        rows.sort(key=lambda row: -(row[1].gain if row[1].gain is not None else -9e9))
     elif order == "cost":
-        rows.sort(key=lambda row: row["cost"])
+        rows.sort(key=lambda row: getattr(row[1], cost) or 0.0)
     return "candidates.html", {
         "rows": rows,
         "cost": cost,
         "costs": COSTS,
         "sort": order,
-        "figure": _figure(run, cost),
+        "found": _found(run),
+        "front": _front_chart(run, known, best, cost),
+        "on_front": {candidate.digest for candidate in best},
         "fewest": FEWEST,
         "importance": importance(known),
     }
+
+
+def _front_chart(
+    run: Run, known: Sequence[CandidateRecord], best: Sequence[CandidateRecord], cost: str
+) -> Chart | None:
+    points = [
+        _point(run, candidate, place, value)
+        for place, candidate in enumerate(known, 1)
+        if candidate.gain is not None and (value := getattr(candidate, cost)) is not None
+    ]
+    if len(points) < 2 or len({point.x for point in points}) < 2:
+        return None
+    return Chart(
+        f"Gain of {len(points)} candidates against {COSTS[cost]}; the chosen one has a ring",
+        COSTS[cost],
+        "gain over the initial configuration",
+        points,
+        {"front": [(getattr(each, cost), each.gain or 0.0) for each in best]},
+        steps=True,
+    )
 
 
 def candidate(run: Run, options: Options) -> View:
