@@ -95,14 +95,20 @@ class FakeVLLM:
                 else:
                     status, answer = getattr(fake, path.replace("/", "_"))(body)
                 data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-                if path == "chat/completions" and status == 200:
+                chats = path == "chat/completions" and status == 200
+                if chats:  # before the client can ask about it
                     fake.answered.append(body["messages"][-1]["content"])
+                try:
+                    self.send_response(status)
+                    for name, value in headers.items():
+                        self.send_header(name, value)
+                    self.send_header("content-length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+                except OSError:
+                    if chats:
+                        fake.answered.remove(body["messages"][-1]["content"])
+                    raise
 
             def log_message(self, *_: Any) -> None:
                 pass
