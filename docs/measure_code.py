@@ -47,15 +47,15 @@ LAYOUT = {
 # Upper limits, lowered with the code. What exceeds one replaces something, or argues for a higher
 # limit here.
 BUDGETS = {
-    "lines": 91_100,
-    "modules": 340,
+    "lines": 86_800,
+    "modules": 331,
     "layers": 10,
     "public names": 44,
-    "settings": 141,
+    "settings": 137,
     "commands": 12,
     "repeated class names": 0,
     "repeated file names": 0,
-    "imports per module": 7.8,  # grows while modules are merged, although fewer imports remain in all
+    "imports per module": 7.7,  # grows while modules are merged, although fewer imports remain in all
 }
 
 
