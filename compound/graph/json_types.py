@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
+import typing_extensions
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
@@ -37,13 +41,15 @@ BASES: Mapping[object, object] = {
 DESCRIPTIVE = frozenset({"type", "title", "description", "default", "examples", "$schema", "$id"})
 INTEGER_KEY = r"^-?(0|[1-9][0-9]{0,17})$"
 NUMBER_KEY = r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?(e-?[0-9]{1,3})?$"
-# Schemas of the names of properties, by the kind of the keys.
-KEYS: Mapping[str, dict[str, Any]] = {
+KEYS: Mapping[
+    str, dict[str, Any]
+] = {  # schemas of the names of properties, by the kind of the keys
     "int": {"pattern": INTEGER_KEY},
     "float": {"pattern": NUMBER_KEY},
     "decimal": {"pattern": NUMBER_KEY},
     "bool": {"enum": ["true", "false"]},
 }
+MARKERS = (typing.Required, typing.NotRequired)
 LONGEST_SCHEMA = 100_000  # characters
 
 
@@ -194,7 +200,7 @@ def json_schema_of(kind: object) -> dict[str, Any] | None:
     if given is not None:
         return given.document
     try:
-        schema = TypeAdapter(cast("Any", kind)).json_schema(
+        schema = TypeAdapter(cast("Any", portable(kind))).json_schema(
             mode="validation", schema_generator=_SchemaGenerator
         )
     except (PydanticUserError, TypeError, ValueError):
@@ -221,3 +227,49 @@ def _require_tags(part: object, definitions: Mapping[str, Any]) -> None:
                 found["required"] = [name, *found.get("required", ())]
     for item in part.values():
         _require_tags(item, definitions)
+
+
+@functools.lru_cache(maxsize=512)
+def portable(kind: object) -> object:
+    """Return a type in which a `typing.TypedDict` is replaced by that of typing_extensions.
+
+    On Python 3.11 pydantic accepts only the latter. One that refers to itself is not replaced.
+    """
+    if sys.version_info >= (3, 12):
+        return kind
+    if typing.is_typeddict(kind) and isinstance(kind, type):
+        return kind if _is_recursive(kind) else _portable_record(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        inner = portable(arguments[0])
+        return kind if inner == arguments[0] else Annotated[(inner, *arguments[1:])]
+    if origin in (list, dict, tuple, Union, types.UnionType):
+        parts = tuple(map(portable, arguments))
+        if parts == arguments:
+            return kind
+        return Union[parts] if origin in (Union, types.UnionType) else origin[parts]  # noqa: UP007
+    return kind
+
+
+def _portable_record(kind: type) -> object:
+    """Return a TypedDict of typing_extensions with the fields of another one."""
+    fields: dict[str, object] = {}
+    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        # without a marker of its own, a field is as the class that declares it, which may be a base
+        # class
+        marker = get_origin(hint) if get_origin(hint) in MARKERS else MARKERS[name not in required]
+        inner = get_args(hint)[0] if get_origin(hint) in MARKERS else hint
+        fields[name] = marker[portable(inner)]
+    return typing_extensions.TypedDict(kind.__name__, fields)  # type: ignore[operator]
+
+
+def _is_recursive(kind: object, enclosing: tuple[object, ...] = ()) -> bool:
+    """Return whether a TypedDict refers to itself, or has a field that does."""
+    if kind in enclosing:
+        return True
+    is_record = typing.is_typeddict(kind)
+    parts = typing.get_type_hints(kind).values() if is_record else get_args(kind)
+    return any(
+        _is_recursive(part, (*enclosing, kind) if is_record else enclosing) for part in parts
+    )

@@ -7,24 +7,30 @@ int]``). YAML uses the same spelling; `parse` reads it with a small grammar and 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import operator
 import types
-import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from compound.core.errors import DeclarationError, WiringError, suggest_name
+from compound.core.errors import DeclarationError, suggest_name
 from compound.core.image import Image
 from compound.core.security.json_schemas import MOST_ERRORS
-from compound.graph.json_types import json_type, schema_of_annotation
+from compound.graph.json_types import portable, schema_of_annotation
 from compound.graph.json_values import find_nonfinite
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+import dataclasses
+import typing
+
+from compound.core.errors import WiringError
+from compound.graph.json_types import json_type
 
 NAMES: Mapping[str, object] = {
     "str": str,
@@ -39,8 +45,11 @@ NAMES: Mapping[str, object] = {
     "None": type(None),
 }
 
-# of the classes of types such as list[str] and str | None
-_MODULES = ("types", "typing", "typing_extensions")
+_MODULES = (
+    "types",
+    "typing",
+    "typing_extensions",
+)  # of the classes of types such as list[str] and str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +228,9 @@ def is_assignable(source: object, target: object) -> bool:
 @functools.lru_cache(maxsize=512)
 def _adapter(kind: object) -> TypeAdapter[object]:
     try:
-        config = ConfigDict(strict=True, arbitrary_types_allowed=True)
-        return TypeAdapter(cast("Any", kind), config=config)
+        return TypeAdapter(
+            _form(kind), config=ConfigDict(strict=True, arbitrary_types_allowed=True)
+        )
     except PydanticSchemaGenerationError as error:
         raise DeclarationError(f"{format_type(kind)!r} cannot be used as a port type") from error
     except Exception:  # noqa: BLE001 - pydantic rejects a config for models, which have their own
@@ -230,11 +240,16 @@ def _adapter(kind: object) -> TypeAdapter[object]:
 @functools.lru_cache(maxsize=512)
 def _lenient_adapter(kind: object) -> TypeAdapter[object]:
     try:
-        return TypeAdapter(cast("Any", kind))
+        return TypeAdapter(_form(kind))
     except PydanticUserError as error:
         raise DeclarationError(
             f"{format_type(kind)!r} cannot be used as a port type: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _form(kind: object) -> TypeForm[object]:
+    """Return a port's type, typed for pydantic, which rejects objects that are not types."""
+    return cast("TypeForm[object]", portable(kind))
 
 
 EXACT = (str, int, float, bool)
@@ -283,7 +298,14 @@ def reads_decimals(kind: object) -> bool:
     return kind is not Any and "'type': 'decimal'" in repr(_lenient_adapter(kind).core_schema)
 
 
-JSON_FORMS = (dict, list, str, int, float, datetime)  # a data frame may hold times for dates
+JSON_FORMS = (
+    dict,
+    list,
+    str,
+    int,
+    float,
+    datetime,
+)  # a time of a data frame may be the form of a date
 
 
 def as_declared(kind: object, value: object) -> object:

@@ -9,14 +9,12 @@ import decimal
 import enum
 import json
 import sys
-import typing
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
-from typing_extensions import TypedDict
 
 import compound as cp
 from compound.components.answers.answer_types import answer_format, describe, enforceable
@@ -413,14 +411,29 @@ def test_the_tag_of_a_discriminated_union_is_required() -> None:
     assert describe(Cat) == '{"kind" (optional): "cat", "lives": int}'
 
 
-class OfTyping(typing.TypedDict):
+class Titled(TypedDict):
     title: str
 
 
+class Described(Titled, total=False):
+    text: str
+
+
+class Section(TypedDict):
+    sections: list[Section]
+
+
+def test_inherited_fields_of_a_typed_dict_stay_required() -> None:
+    assert describe(Described) == '{"title": str, "text" (optional): str}'
+    assert parse('[{"title": "a"}]', ports(y=tuple[Described, ...]), "text") == {
+        "y": ({"title": "a"},)
+    }
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic accepts it")
-def test_a_typed_dict_of_typing_is_rejected_with_the_remedy() -> None:
-    with pytest.raises(DeclarationError, match="'OfTyping' .* `typing_extensions.TypedDict`"):
-        run(system(OfTyping), ["{}"])
+def test_a_recursive_typed_dict_is_rejected_with_the_remedy() -> None:
+    with pytest.raises(DeclarationError, match="'Section' .* `typing_extensions.TypedDict`"):
+        run(system(Section), ["{}"])
 
 
 def test_a_re_ask_shows_the_answer_and_the_error_and_is_charged() -> None:

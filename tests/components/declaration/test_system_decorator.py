@@ -6,12 +6,11 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typing_extensions import TypedDict
 
 import compound as cp
 from compound.core.errors import DeclarationError, GraphBuildError, WiringError
