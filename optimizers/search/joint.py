@@ -305,29 +305,46 @@ class Search:
                 return
             rng = generator(task.seed, "free", state.steps, turn)
             start = SearchCandidate(
-                values=incumbent_values(task), rows=[*map(int, state.scores)], failed=state.failed
+                values=incumbent_values(task),
+                rows=[*map(int, state.scores)],
+                differences=[0.0] * len(state.scores),
+                failed=state.failed,
             )
             every = [incumbent_values(task), *(known.values for known in state.candidates)]
             seen = set(map(canonical_json, every))
-            pool: dict[str, tuple[int | None, Values, list[int]]] = {}
+            pool: dict[str, tuple[int | None, Values]] = {}
             for number in (None, *state.field):
                 base = start if number is None else state.candidates[number]
-                # failures are not cached
-                rows = [row for row in base.rows if row not in base.failed][:MOST_REPEATED]
-                values = free_variants(task, base.values, free, state.levels, rng) if rows else []
-                for each in values:
-                    pool.setdefault(canonical_json(each), (number, each, rows))
+                if set(base.rows[:MOST_REPEATED]) - set(base.failed):
+                    for values in free_variants(task, base.values, free, state.levels, rng):
+                        pool.setdefault(canonical_json(values), (number, values))
             found = [place for name, place in pool.items() if name not in seen]
-            points = [values for _, values, _ in found]
+            points = [values for _, values in found]
             drawn = self._model().draw(points, rng) if points else np.zeros(0)
             for i in np.argsort(-drawn, kind="stable")[: state.width]:
-                number, values, rows = found[i]
-                candidate = SearchCandidate(values=values, parent=number, variant=True)
-                task.note_origin(values, *state.origin_of(candidate))
-                examples = [self.rows.scored[row] for row in rows]
-                (evaluation,) = await task.scorer.score([values], examples)
-                state.record(candidate, evaluation, rows)
-                state.candidates.append(candidate)
+                number, values = found[i]
+                base = start if number is None else state.candidates[number]
+                await self._score_variant(base, number, values)
+
+    async def _score_variant(self, base: SearchCandidate, number: int | None, own: Values) -> None:
+        """Score a candidate on the examples of another one with the same calls.
+
+        Where that one failed, this one fails, too: failed calls are not cached, and a variant that
+        is scored on the other examples alone would seem better.
+        """
+        task, state = self.task, self.state
+        candidate = SearchCandidate(values=own, parent=number, variant=True)
+        task.note_origin(own, *state.origin_of(candidate))
+        pairs = [*zip(base.rows, base.differences, strict=True)][:MOST_REPEATED]
+        rows = [row for row, _ in pairs if row not in base.failed]
+        examples = [self.rows.scored[row] for row in rows]
+        (evaluation,) = await task.scorer.score([own], examples)
+        state.record(candidate, evaluation, rows)
+        lost = [(row, difference) for row, difference in pairs if row in base.failed]
+        candidate.rows += [row for row, _ in lost]
+        candidate.failed += [row for row, _ in lost]
+        candidate.differences += [difference for _, difference in lost]
+        state.candidates.append(candidate)
 
     @cached_property
     def _free(self) -> list[str]:

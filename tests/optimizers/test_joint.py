@@ -294,6 +294,28 @@ class TestFreeParameters:
         made = self.job(job, self.system(), share=16)
         made.check_resume(lambda: JointSearch(CandidateSources(("edits",))))
 
+    def test_where_a_call_fails_its_variants_fail(self, job: Any) -> None:
+        """Otherwise, a prompt that often fails would seem better with other numbers."""
+
+        def weigh(answer: str, a: float) -> float:
+            if len(answer) % 2:
+                raise ValueError(answer)
+            return 1 - abs(a - 0.8)
+
+        node = LLM("answerer", prompt=Text("Answer the question."))(question=Input("question", str))
+        weighed = Function("weigh", weigh, a=Float(0.0, 1.0, value=0.1))(answer=node)
+        made = self.job(job, System("failing", {"y": weighed}, lm="lm"), share=40, minibatch=8)
+        states, _ = made.run(JointSearch(CandidateSources(("edits",))))
+        candidates = states[-1]["candidates"]
+        checked = 0
+        for each in candidates:
+            if each["variant"] and each["parent"] is not None:
+                parent = candidates[each["parent"]]
+                lost = {*parent["failed"]} & {*parent["rows"][:4]}  # of its first step
+                assert lost <= {*each["failed"]}
+                checked += len(lost)
+        assert checked
+
     def test_a_threshold_of_a_later_call_is_not_free(self, job: Any) -> None:
         """Its values may let calls run that no run has made yet."""
 
