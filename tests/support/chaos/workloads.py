@@ -107,7 +107,11 @@ def workloads() -> list[Workload]:
 
 
 def answer(body: Mapping[str, Any]) -> str:
-    """Answer a chat request deterministically; a hint or a strong model makes right answers more likely."""
+    """Answer a chat request deterministically.
+
+    A prompt with instructions, a strong model and a right hint make right answers more likely, so that
+    local rewards of hints can be learned.
+    """
     model, text = str(body["model"]), str(body["messages"][-1]["content"])
     draw = (
         int.from_bytes(hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()[:4])
@@ -118,6 +122,8 @@ def answer(body: Mapping[str, Any]) -> str:
     asked = re.findall(r"what is \w+ (\d+)", text)
     number = asked[-1] if asked else "0"
     chance = 0.35 + 0.3 * (model == "strong") + 0.3 * ("form" in text or "number" in text)
+    if hint := re.search(r"Hint: (.*)", text):
+        chance += 0.3 if hint[1] == number else -0.3
     return number if draw < chance else f"{number}{int(draw * 9)}"
 
 
