@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt
 
 from compound.evaluation.statistics import UNIT, binomial_lower, cluster_mean_interval
 
@@ -22,8 +23,8 @@ class Accuracy:
     mean: float
     low: float | None
     high: float | None
-    pairs: int
-    inputs: int
+    pairs: NonNegativeInt
+    inputs: NonNegativeInt
 
     def to_json(self) -> dict[str, float | int | None]:
         """Return the fields as JSON types."""

@@ -68,6 +68,7 @@ def test_a_plain_function_is_a_metric(tmp_path: Path) -> None:
             "optimize.weights is no longer a section; use that of the method",
         ),
         ({"seed": "x", "alpha": 7}, "seed: .*\nalpha: "),
+        ({"settings": {"self": 1}}, "unknown setting self"),
     ],
 )
 def test_a_mistake_in_settings_is_named(changes: dict[str, Any], told: str, tmp_path: Path) -> None:

@@ -452,6 +452,7 @@ class TestCheckpoint:
             (("components",), []),
             (("components", "short", "slope"), float("nan")),
             (("components", "short", "accuracy", "pairs"), "many"),
+            (("components", "short", "accuracy", "inputs"), -1),
             (("components", "short", "features", "numbers", 0), ["a"]),
             (("components", "short", "features", "dim"), 10**30),
             (("components", "short", "features", "labels"), ["a"] * 5),

@@ -133,4 +133,7 @@ def make_settings(values: Mapping[str, object]) -> OptimizeSettings:
     Traceback (most recent call last):
     compound.core.errors.DeclarationError: unknown setting mmgrpo.lr; use optimize.mmgrpo.optimizer.lr
     """
-    return OptimizeSettings(**values)
+    try:  # not by the constructor, whose arguments cannot have any name
+        return OptimizeSettings.model_validate(values)
+    except ValidationError as error:
+        raise DeclarationError("\n".join(describe_errors(error, values))) from None
