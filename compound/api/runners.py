@@ -1,4 +1,4 @@
-"""Choose where the examples of a run are run; refuse what cannot run there before anything is spent."""
+"""Choose where the calls of a run are made; refuse what cannot run there before anything is spent."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_runner(settings: OptimizeSettings, system: System, method: Method | No
 
 
 def _ray_opener(settings: RaySettings, system: System, source: SystemFile) -> OpenExecutor:
-    """Return a function that makes executors which run examples on a Ray cluster."""
+    """Return a function that makes executors which make calls on a Ray cluster."""
     transport = RayTransport(settings.address, settings.cpus)
 
     def open_executor(

@@ -173,8 +173,7 @@ def track(
     """Send the record of a run to an experiment tracker.
 
     Sends what the tracker does not have yet: all of a run that was not tracked, or the rest of one
-    during which the tracker was not reachable. Baselines become nested runs. optimize.trackers
-    tracks runs live.
+    during which the tracker was not reachable. optimize.trackers tracks runs live.
     """
     from compound.core.formatting import plural
     from compound.report.trackers.tracking import send

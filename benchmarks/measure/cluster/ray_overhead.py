@@ -1,12 +1,12 @@
-"""Measure what running examples on Ray workers costs and gains, with a simulated model.
+"""Measure what calls on Ray workers cost and gain, with a simulated model.
 
 Run ``python -m benchmarks.measure.cluster.ray_overhead`` where the extra ``ray`` is installed. It
 starts a Ray cluster on this machine, prints one JSON object and writes it to
 ``benchmarks/data/ray_overhead.json``.
 
 - ``overhead``: wall time per example of an evaluation with one worker, minus that here, of a system
-  with one Python function; pairs are interleaved. With many examples in flight messages share
-  batches; with one example in flight the whole latency of the messages shows.
+  with one Python function; pairs are interleaved. With one example in flight the whole latency of
+  the messages shows.
 - ``scaling``: examples per second with 8 workers and with 1, with a model in the process of each worker that
   answers 4 requests at a time, each after 200 ms.
 - ``memory``: resident memory of the driver while it evaluates different examples one batch after the other.

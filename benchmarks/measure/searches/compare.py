@@ -75,7 +75,7 @@ class Measurement:
         return self._engines(lm).name if lm else ""
 
     def run(self, method: str, budget: float, seed: int) -> Mapping[str, Any]:
-        """Return the test scores of the configuration that a method finds, and what finding it took."""
+        """Return the test scores and numbers of the configuration that a method finds, and what it took."""
         warm = "-warm" if self.earlier else ""
         folder = self.folder / f"{method.rpartition(':')[2]}{warm}-{budget:g}-{seed}"
         stored = folder / f"scores-{self.examples}.json"
@@ -86,6 +86,11 @@ class Measurement:
             document = {
                 "scores": self.score(result.best),
                 "accepted": result.accepted,
+                "numbers": {
+                    key: round(value, 4)
+                    for key, value in result.best.items()
+                    if isinstance(value, int | float)
+                },
                 **({"earlier": self.earlier(seed).name} if self.earlier else {}),
                 **{name: result.spent[name] for name in ("system_runs", "calls", "seconds")},
             }
