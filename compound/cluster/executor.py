@@ -132,7 +132,8 @@ class WorkerCaller(Caller):
     async def execute(self, pending: PendingCall, key: str) -> CallResult:
         """Make a call on a worker, or here if a worker cannot."""
         pool, message = self._workers.pool, self._message(pending)
-        await pool.start()  # also for a call made here: nothing is spent before all workers fit
+        # also for a call made here: nothing is spent before all workers fit
+        await self.meter.before_deadline(pool.start())
         if message is not None:
             what = f"{pending.address!r} of example {pending.stream[2]!r}"
             found = await self.meter.before_deadline(pool.run(message, what))

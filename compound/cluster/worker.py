@@ -17,9 +17,10 @@ from compound.core import engine
 from compound.core.engine import Engine, Request, Usage
 from compound.core.errors import CallError, CompoundError
 from compound.core.image import Image
+from compound.core.security.sanitize import remember_environment
 from compound.execution.budget import Meter
 from compound.execution.caller import Caller, PendingCall
-from compound.execution.sender import find_in
+from compound.execution.sender import Sender, find_in
 from compound.graph.component import Operation
 from compound.graph.registry.engines import for_system
 
@@ -29,23 +30,28 @@ REQUEST.rebuild(_types_namespace={**vars(engine), "Image": Image})  # a type of 
 
 
 class NeedsDriver(BaseException):
-    """A component uses a model or the budget; no base of components' own errors, so that none catches it."""
+    """A component uses a model or the budget; no error of components, so that few catch it."""
 
 
-class _NoMeter(Meter):
+class _Driver(Meter):
+    """Refuses a call what only the driver has, and notes that it was asked for."""
+
+    asked = False
+
     def reserve(self, worst: Usage) -> Any:  # noqa: ANN401 - never returns
+        self.find("")
+
+    def find(self, lm: str) -> Engine:
+        self.asked = True
         raise NeedsDriver
-
-
-def _no_engine(lm: str) -> Engine:
-    raise NeedsDriver
 
 
 class CallWorker:
     """A worker, which has one system."""
 
     def __init__(self) -> None:
-        self._caller = Caller(_no_engine, None, _NoMeter(), asyncio.sleep)
+        remember_environment()  # so that no failure holds a key of this machine
+        self._caller = Caller(None, None, Meter(), asyncio.sleep)
         self._engines: dict[str, Engine] = {}
 
     async def call(self, text: str) -> str:
@@ -95,7 +101,14 @@ class CallWorker:
         pending = PendingCall(
             component, run.address, inputs, run.values, (), 0, component.outputs, _seed=run.seed
         )
-        return result_to_wire(await self._caller.execute(pending, ""), component.outputs)
+        driver = _Driver()
+        caller = self._caller.replace(meter=driver, _sender=Sender(driver.find))
+        try:
+            result = await caller.execute(pending, "")
+        finally:
+            if driver.asked:  # also if the component caught the error, or raised it in a group
+                raise NeedsDriver
+        return result_to_wire(result, component.outputs)
 
     async def _generate(self, message: messages.Generate) -> Document:
         if message.lm not in self._engines:

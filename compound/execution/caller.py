@@ -376,6 +376,7 @@ class Caller:
             else:
                 if cache.take_pending(key):
                     await self.meter.charge_recorded(usage)
+                    cache.put(key, row)
                 return Completion(text, usage)
         completion = await self.meter.before_deadline(self._ask_with_retries(lm, request))
         if cache is not None:

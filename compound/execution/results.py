@@ -163,12 +163,17 @@ class SharedResults:
                 return pending.result().as_cached()
         if key in self._failed:
             return self._failed[key].as_cached()
-        if (stored := self._stored(key, component)) is not None:
-            return await self._reuse(stored, meter)
+        stored = self._stored(key, component)
+        if stored is not None and not self.cache.take_pending(key):
+            return stored.as_cached()
         future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
-            result = await execute()
+            if stored is None:
+                result = await execute()
+            else:  # recorded by an interrupted run, or by another one
+                await meter.charge_recorded(stored.usage)
+                result = stored
             self._record(key, component, result)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
@@ -218,12 +223,3 @@ class SharedResults:
         except Damaged as error:
             self.cache.drop(key, str(error))
             return None
-
-    async def _reuse(self, result: CallResult, meter: Meter) -> CallResult:
-        """Return a stored result; charge it if an interrupted run recorded it."""
-        assert self.cache is not None
-        if not self.cache.take_pending(result.key):
-            return result.as_cached()
-        self._unsettled[result.key] += 1
-        await meter.charge_recorded(result.usage)
-        return result

@@ -519,16 +519,16 @@ def test_the_keys_of_files_are_arguments_of_constructors() -> None:
 def test_a_sweep_compares_methods_and_seeds_and_is_resumed(tmp_path: Path) -> None:
     lm = ScriptedLM(echo)
 
-    def sweep() -> Any:
+    def sweep(folder: str = "sweep", minutes: float | None = None) -> Any:
         return cp.sweep(
             system(),
             SPLITS,
             "exact_match",
             ["search", "random"],
             seeds=[0, 1],
-            budget=60,
+            budget=cp.Budget(system_runs=60, minutes=minutes),
             engines={"lm": lm},
-            run_dir=tmp_path / "sweep",
+            run_dir=tmp_path / folder,
             progress=False,
         )
 
@@ -545,3 +545,6 @@ def test_a_sweep_compares_methods_and_seeds_and_is_resumed(tmp_path: Path) -> No
     assert asked < sum(run["calls"] for run in facts["runs"])  # methods share equal calls
     assert sweep()["runs"] == facts["runs"]
     assert len(lm.requests) == asked  # everything is stored
+    facts = sweep("timed", minutes=60)  # which shared calls would not take
+    controls = len(lm.requests) - asked - sum(run["calls"] for run in facts["runs"])
+    assert controls == 2 * len(SPLITS["test"])

@@ -294,6 +294,20 @@ def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path
     assert error.value.hint == "add some"
 
 
+def test_keys_of_a_workers_machine_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_program(tmp_path)
+    with (tmp_path / "parts.py").open("a") as file:
+        file.write(
+            "\ndef judge(text: str) -> Verdict:\n    raise OSError(os.environ['THERE_KEY'])\n"
+        )
+    executor = remote_executor(source, LocalTransport(), 1)
+    monkeypatch.setenv("THERE_KEY", "key-of-another-machine")
+    with pytest.raises(CompoundError, match=r"runs failed, .*OSError: \[key removed\]"):
+        asyncio.run(evaluated(executor, rebuild(source).system, count=1))
+
+
 def test_the_end_of_the_traceback_of_a_worker_is_a_hint(
     source: SystemFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

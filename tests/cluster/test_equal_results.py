@@ -214,6 +214,17 @@ def test_the_minutes_end_a_run_on_workers(tmp_path: Path) -> None:
         asyncio.run(evaluated(executor, rebuild(source).system))
 
 
+def test_the_minutes_end_the_start_of_workers(source: SystemFile) -> None:
+    class Slow(LocalTransport):
+        async def machines(self) -> int:
+            await asyncio.sleep(2)
+            raise AssertionError
+
+    executor = remote_executor(source, Slow(), None, budget=Budget(minutes=0.001))
+    with pytest.raises(BudgetExhausted, match="minutes are used"):
+        asyncio.run(evaluated(executor, rebuild(source).system))
+
+
 def test_models_in_the_process_of_a_worker_have_a_queue_per_worker(tmp_path: Path) -> None:
     source = write_program(tmp_path, local=True, limit=1, seconds=0.001)
     evaluations, traces, _ = local_result(source)
@@ -225,6 +236,8 @@ def test_models_in_the_process_of_a_worker_have_a_queue_per_worker(tmp_path: Pat
 
 
 CUSTOM = """
+
+import asyncio
 
 from compound import Example
 from compound.core.engine import Message, Request
@@ -241,10 +254,8 @@ class Asker(Operation):
 
     async def run(self, inputs, values, call):
         request = Request((Message("user", inputs["text"]),), seed=call.seed)
-        try:
-            return {"output": (await call.generate(values["model"], request)).text}
-        except Exception:
-            raise CallError("no model here")
+        asking = call.generate(values["model"], request)
+        ASK
 """
 ASKING = """
 system: asking
@@ -257,10 +268,31 @@ engines: {simulated: {class: "parts:Simulated", settings: {}}}
 """
 
 
-def test_components_that_ask_a_model_themselves_run_in_this_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            "try:",
+            "    found = await asking",
+            "except Exception:",
+            "    raise CallError('no model')",
+        ],
+        ["found, = await asyncio.gather(asking, return_exceptions=True)"],
+        [
+            "async with asyncio.TaskGroup() as group:",
+            "    task = group.create_task(asking)",
+            "found = task.result()",
+        ],
+    ],
+    ids=["caught", "gathered", "grouped"],
+)
+def test_components_that_ask_a_model_themselves_run_in_this_process(
+    tmp_path: Path, lines: list[str]
+) -> None:
     source = write_program(tmp_path, ASKING)
+    ask = ("\n" + 8 * " ").join([*lines, "return {'output': getattr(found, 'text', '')}"])
     with (tmp_path / "parts.py").open("a") as file:
-        file.write(CUSTOM)
+        file.write(CUSTOM.replace("ASK", ask))
     transport = LocalTransport()
 
     async def outputs(executor: Executor) -> list[object]:

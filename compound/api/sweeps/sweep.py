@@ -184,7 +184,9 @@ class _Table:
         return self.write()
 
     def finished_beside(self, run: PlannedRun) -> list[Path]:
-        """Return the finished runs of the same file and seed."""
+        """Return the finished runs whose calls a run may use: those of the same file and seed."""
+        if run.settings.budget.minutes is not None:
+            return []  # calls of others take no time
         place = run.file, run.seed
         return [r.path for r in self.runs if (r.file, r.seed) == place and r.finished]
 

@@ -252,7 +252,7 @@ class RunMemory:
 
 
 class _Layered:
-    """A cache on top of others; their entries are copied, and charged like new calls."""
+    """A cache on top of others; their entries are charged like new calls, and then stored in it."""
 
     def __init__(self, own: DiskCache, others: Sequence[DiskCache]) -> None:
         self._own, self._others = own, others
@@ -264,7 +264,6 @@ class _Layered:
             each = (other.get(key) for other in self._others)
             found = next((result for result in each if result is not None), None)
             if found is not None:
-                self._own.put(key, found)
                 self._borrowed.add(key)
         return found
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from compound import LLM, Example, Executor, Input, System, Trace
-from compound.core.errors import RunDirectoryError
+from compound import LLM, Budget, Example, Executor, Input, System, Trace
+from compound.core.errors import BudgetExhausted, RunDirectoryError
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun, evaluate
 from compound.evaluation.metrics.scoring import PassAt
 from compound.execution.budget import Meter
@@ -203,6 +203,25 @@ class TestSharing:
         assert borrowed.to_json() == own.to_json()
         assert (meter.usage, meter.system_runs) == (alone.usage, alone.system_runs)
         assert meter.system_runs == len(ROWS)
+
+    def test_borrowed_calls_above_a_limit_are_charged_when_it_is_raised(
+        self, recorder: Recorder
+    ) -> None:
+        lm, meters = self.lm(), (Meter(Budget(calls=5)), Meter())
+        measured(recorder, lm, Meter(), ROWS)
+        other = beside(recorder)
+        other.attach_meters(*meters)
+        with pytest.raises(BudgetExhausted):
+            measured(other, lm, meters[0], ROWS)
+        other.event("stopped")
+        other.close()
+        again, meters = reopened(other.run.path), (Meter(Budget(calls=12)), Meter())
+        again.use_calls_of(recorder.run.folder)
+        again.attach_meters(*meters)
+        assert meters[0].usage.calls == 5
+        measured(again, lm, meters[0], ROWS)
+        again.close()
+        assert meters[0].usage.calls == len(lm.requests) == len(ROWS)
 
     def test_what_the_run_never_asked_is_called_and_kept_apart(self, recorder: Recorder) -> None:
         lm, meter = self.lm(), Meter()
