@@ -26,13 +26,10 @@ from compound.graph.system import System
 from compound.graph.types import format_type
 from compound.interchange.dspy_predictor import (
     REMEDY,
-    TEMPERATURE,
     DSPyPredictor,
-    bind_attempts,
     check_modules,
     flat,
     own_adapter,
-    sampled_predictors,
 )
 from compound.interchange.dspy_program import DSPyProgram, bind_predictors
 
@@ -81,7 +78,6 @@ def from_dspy(
             of the predictors' fields; default: those of its signature, of its only predictor, or of
             the predictor whose prediction ``forward`` returns.
         temperature: temperature of all predictors; default: that of their configuration, or 0.
-            Predictors that a `dspy.BestOfN` samples have 1 by default, as in DSPy.
         max_tokens: maximum length of an answer in tokens; default: that of the predictor's
             configuration, or 1000.
         max_demos: maximum number of demonstrations of a predictor.
@@ -104,22 +100,20 @@ def from_dspy(
     own = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(program).__name__).lower()
     copied = program.deepcopy()
     named = predictor_names(copied)
-    sampled = sampled_predictors(copied)
     given = {
         **{"lm": lm, "temperature": temperature, "max_tokens": max_tokens},
         **{"weights": weights, "max_demos": max_demos},
     }
-    predictors = {}
-    for component, (_, predictor, tuned) in named.items():
-        usual = {"temperature": TEMPERATURE} if id(predictor) in sampled else {}
-        predictors[component] = _predictor(component, predictor, tuned, given, usual)
+    predictors = {
+        component: _predictor(component, predictor, tuned, given)
+        for component, (_, predictor, tuned) in named.items()
+    }
     if not predictors:
         raise DeclarationError(
             f"the DSPy program {own!r} has no predictors",
             hint="assign them to attributes in __init__",
         )
     bind_predictors({component: predictor for component, (_, predictor, _) in named.items()})
-    bind_attempts(copied)
     ports, returned = module_ports(program, inputs, outputs)
     composite = DSPyProgram(
         f"{own}_program" if own in predictors else own,
@@ -170,13 +164,9 @@ def _identifier(path: str) -> str:
 
 
 def _predictor(
-    name: str,
-    predictor: dspy.Predict,
-    tuned: bool,
-    given: Mapping[str, Any],
-    usual: Mapping[str, object],
+    name: str, predictor: dspy.Predict, tuned: bool, given: Mapping[str, Any]
 ) -> DSPyPredictor:
-    config = {k: v for k, v in {**usual, **predictor.config}.items() if v is not None}
+    config = {k: v for k, v in predictor.config.items() if v is not None}
     several = config.get("n") or config.get("num_generations") or 1
     if several > 1:
         raise DeclarationError(
@@ -235,8 +225,6 @@ def module_ports(
     """
     import dspy
 
-    while isinstance(module, dspy.BestOfN):  # it passes its arguments to its module
-        module = module.module
     signatures = [p.signature for _, p in module.named_sub_modules(type_=dspy.Predict)]
     own = getattr(module, "signature", None)
     if not hasattr(own, "input_fields"):

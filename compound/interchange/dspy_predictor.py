@@ -1,20 +1,17 @@
-"""Predictors of DSPy as components, and modules that sample them."""
+"""Predictors of DSPy as components."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from compound.components.llm import LLM, ask
 from compound.core.engine import Completion, Message, Request
-from compound.core.errors import CompoundError, DeclarationError, ParseError
+from compound.core.errors import DeclarationError, ParseError
 from compound.core.narrowing import entry
 from compound.graph.component import CallContext
 from compound.graph.configuration import digest
-from compound.graph.fingerprint import code_digest
 from compound.graph.space import Demo, as_demos
 from compound.graph.types import Port, format_type
 
@@ -166,8 +163,8 @@ def _fallback(adapter: Any) -> Any:  # noqa: ANN401 - an adapter of DSPy, which 
     return JSONAdapter()
 
 
-TEMPERATURE = 1.0  # of all attempts, as in DSPy
 OWN_MODEL = {
+    "BestOfN": "calls copies of its module with other models",
     "Refine": "creates a predictor in each run, which writes advice for the next attempt",
     "RLM": "calls models from the code that it generates",
 }
@@ -185,10 +182,9 @@ def check_modules(program: dspy.Module) -> None:
     for name, why in OWN_MODEL.items():
         kind = getattr(dspy, name, None)
         if kind is not None and any(program.named_sub_modules(type_=kind)):
-            more = "use dspy.BestOfN, or " if name == "Refine" else ""
             raise DeclarationError(
                 f"dspy.{name} cannot be imported: it {why}, so that not all of its prompts can be tuned",
-                hint=more + REMEDY,
+                hint=REMEDY,
             )
 
 
@@ -212,64 +208,3 @@ def own_adapter() -> dspy.Adapter:
         f"programs cannot be imported with the adapter {kind.__name__}: it {why}",
         hint=f"set another adapter; or {REMEDY}",
     )
-
-
-def sampled_predictors(program: dspy.Module) -> set[int]:
-    """Return the identities of the predictors that a `dspy.BestOfN` samples."""
-    import dspy
-
-    return {
-        id(predictor)
-        for _, module in program.named_sub_modules(type_=dspy.BestOfN)
-        for _, predictor in module.named_sub_modules(type_=dspy.Predict)
-    }
-
-
-def bind_attempts(program: dspy.Module) -> None:
-    """Make each `dspy.BestOfN` call its module itself instead of copies of it with other models.
-
-    DSPy draws different answers by copies of the model with different ``rollout_id``. Here, each
-    call of a predictor has a seed of its own.
-    """
-    import dspy
-
-    for _, module in program.named_sub_modules(type_=dspy.BestOfN):
-        module.forward = functools.partial(_forward, module)
-
-
-def describe_attempts(program: dspy.Module) -> list[list[object]]:
-    """Return the number of attempts, the threshold and the code of the reward of each `dspy.BestOfN`."""
-    import dspy
-
-    found = []
-    for _, module in program.named_sub_modules(type_=dspy.BestOfN):
-        # DSPy wraps the user's function in a lambda
-        held = inspect.getclosurevars(module.reward_fn).nonlocals
-        reward = held.get("reward_fn", module.reward_fn)
-        found.append([module.N, module.threshold, module.fail_count, code_digest(reward)])
-    return found
-
-
-def _forward(module: Any, **given: object) -> object:  # noqa: ANN401 - a dspy.BestOfN, which has no types
-    """Return the prediction with the highest reward, or the first one that reaches the threshold."""
-    best, best_reward, allowed = None, float("-inf"), module.fail_count
-    failure: Exception | None = None
-    for attempt in range(module.N):
-        try:
-            prediction = module.module(**given)
-            reward = module.reward_fn(given, prediction)
-        except CompoundError:
-            raise
-        except Exception as error:
-            failure = error
-            if attempt > allowed:
-                raise
-            allowed -= 1
-            continue
-        if reward > best_reward:
-            best, best_reward = prediction, reward
-        if reward >= module.threshold:
-            break
-    if best is None and failure is not None:
-        raise failure
-    return best

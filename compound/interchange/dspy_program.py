@@ -26,7 +26,7 @@ from compound.graph.fingerprint import code_digest
 from compound.graph.registry.user_code import located
 from compound.graph.system import System
 from compound.graph.types import Port, as_declared
-from compound.interchange.dspy_predictor import REMEDY, DSPyPredictor, describe_attempts
+from compound.interchange.dspy_predictor import REMEDY, DSPyPredictor
 
 RUN = "compound_run"  # setting of DSPy that holds the run which its predictors belong to
 CHOSEN = "predictor"
@@ -90,12 +90,11 @@ class DSPyProgram(Composite):
 
     @functools.cached_property
     def version(self) -> str:
-        """Digest of the predictors, of the code of every module's ``forward``, and of rewards of attempts."""
+        """Digest of the predictors and of the code of every module's ``forward``."""
         kinds = [type(module) for _, module in self.program.named_sub_modules()]
         codes = [[kind.__qualname__, *map(code_digest, _own_methods(kind))] for kind in kinds]
-        attempts = describe_attempts(self.program)
         return "dspy_program:" + digest(
-            [self.body.signature, self.max_calls, sorted(map(str, codes)), *attempts]
+            [self.body.signature, self.max_calls, sorted(map(str, codes))]
         )
 
     def most_turns(self, sizes: Mapping[str, float]) -> float:  # noqa: D102
