@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -35,23 +34,8 @@ from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.graph.types import Port
 
-LIBRARIES = {"langchain_core": "LangChain", "dspy": "DSPy"}  # by their package
 RESULTS = "results"
 MAX_TURNS, MAX_CALLS, MAX_RESULT = 8, 4, 4_000
-
-
-class ForeignTool(Protocol):
-    """A tool of LangChain or DSPy that calls a function."""
-
-    @property
-    def name(self) -> str:
-        """The tool's name."""
-        ...
-
-    @property
-    def args(self) -> Mapping[str, object]:
-        """The arguments that the model gives."""
-        ...
 
 
 @report_wrong_arguments
@@ -68,8 +52,7 @@ class Agent(Composite):
 
     Args:
         name: the component's name.
-        tools: what the model can call: `Tool` objects, typed functions, and tools of LangChain and
-            DSPy that call a function.
+        tools: what the model can call: `Tool` objects and typed functions.
         prompt: the instruction.
         output: one type (field ``output``), or types by field name, as in `LLM`.
         demos: demonstrations, shown as earlier conversations; as `Demos`, those that optimizers
@@ -115,7 +98,7 @@ class Agent(Composite):
     def __init__(  # noqa: PLR0913 - settings
         self,
         name: str,
-        tools: Sequence[Tool | Callable[..., object] | ForeignTool],
+        tools: Sequence[Tool | Callable[..., object]],
         *,
         prompt: str | Text = "",
         output: object = str,
@@ -287,46 +270,12 @@ def _as_tool(owner: str, given: object) -> Tool:
         return Tool.from_function(given.function, name=given.name)
     if inspect.isroutine(given):
         return Tool.from_function(given)
-    for cls in type(given).__mro__:  # the library is not imported
-        package = cls.__module__.partition(".")[0]
-        if package in LIBRARIES and cls.__name__ in ("BaseTool", "Tool"):
-            return _from_library(owner, given, LIBRARIES[package])
     kind = given.__name__ if isinstance(given, type) else type(given).__name__
     raise DeclarationError(
         f"agent {owner!r}: a tool must be a tool or a function, but got {kind}",
-        hint="pass a cp.Tool, or a function with annotations, such as `def search(query: str) -> str`",
+        hint="pass a cp.Tool, or a function with annotations, such as `def search(query: str) -> str`; "
+        "of a tool of LangChain or DSPy, its function: tool.func",
     )
-
-
-def _from_library(owner: str, given: Any, library: str) -> Tool:  # noqa: ANN401 - of an optional library
-    """Return a tool of LangChain or DSPy, with the descriptions that the library has."""
-    arguments, named = getattr(given, "args", None) or {}, f"the {library} tool {given.name!r}"
-    function = getattr(given, "func", None) or getattr(given, "coroutine", None)
-    if not callable(function):
-        raise DeclarationError(
-            f"agent {owner!r}: {named} calls no function",
-            hint="define a function with annotations that calls it, and pass the function",
-        )
-    expected, parameters = sorted(arguments), sorted(inspect.signature(function).parameters)
-    if expected != parameters:
-        raise DeclarationError(
-            f"agent {owner!r}: the function of {named} has the parameters {parameters}, but the model "
-            f"gives {expected}",
-            hint="define a function with the arguments of the model that calls it, and pass the function",
-        )
-    if getattr(given, "response_format", "content") == "content_and_artifact":
-        raise DeclarationError(
-            f"agent {owner!r}: {named} returns an artifact besides its content",
-            hint="define a function that calls it and returns the content, and pass the function",
-        )
-    described = given.desc if library == "DSPy" else given.description
-    tool = Tool.from_function(function, name=given.name, description=described)
-    properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
-    for argument, schema in arguments.items():
-        text = schema.get("description") if isinstance(schema, Mapping) else None
-        if isinstance(text, str) and text:
-            properties[argument] = {**properties[argument], "description": text}
-    return replace(tool, parameters={**tool.parameters, "properties": properties})
 
 
 def _extended(history: Value, ran: Mapping[str, Value]) -> Value:

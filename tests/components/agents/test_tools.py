@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field
 
 import compound as cp
 from compound.components.agents.turn import declarations, tool_spec, tool_text
@@ -189,55 +189,6 @@ class TestConversion:
 
     def test_a_function_component_is_a_tool(self) -> None:
         assert answer(self.declared(cp.component(double)), x=4) == "8"
-
-    def test_tools_of_langchain_and_dspy(self) -> None:
-        langchain = pytest.importorskip("langchain_core.tools")
-        dspy = pytest.importorskip("dspy")
-        for tool in (langchain.tool(double), dspy.Tool(double)):
-            found = self.declared(tool)
-            assert (found.name, found.description, answer(found, x=4)) == (
-                "double",
-                "Double a number.",
-                "8",
-            )
-
-    def test_descriptions_of_arguments_that_a_library_has_are_kept(self) -> None:
-        langchain = pytest.importorskip("langchain_core.tools")
-        dspy = pytest.importorskip("dspy")
-        schema = create_model("Arguments", x=(int, Field(description="the number")))
-        tool = langchain.StructuredTool.from_function(double, args_schema=schema)
-        for library_tool in (tool, dspy.Tool(double, arg_desc={"x": "the number"})):
-            found = self.declared(library_tool)
-            assert found.parameters["properties"]["x"] == {
-                "type": "integer",
-                "description": "the number",
-            }
-            assert answer(found, x=4) == "8"
-
-    def test_a_langchain_tool_with_an_artifact_is_explained(self) -> None:
-        langchain = pytest.importorskip("langchain_core.tools")
-
-        @langchain.tool(response_format="content_and_artifact")  # type: ignore[untyped-decorator]
-        def find(x: int) -> tuple[str, list[int]]:
-            """Find."""
-            return "found", [x]
-
-        with pytest.raises(DeclarationError, match="LangChain tool 'find' returns an artifact"):
-            self.declared(find)
-
-    def test_a_langchain_tool_with_other_arguments_than_its_function_is_explained(self) -> None:
-        langchain = pytest.importorskip("langchain_core.tools")
-
-        def remember(x: int, state: Annotated[dict[str, int], langchain.InjectedToolArg]) -> int:
-            """Remember."""
-            return x
-
-        tool = langchain.StructuredTool.from_function(remember, args_schema=Point)
-        with pytest.raises(
-            DeclarationError, match="LangChain tool 'remember' has the parameters"
-        ) as error:
-            self.declared(tool)
-        assert "define a function" in error.value.hint
 
     def test_a_generator_is_explained(self) -> None:
         def count(x: int) -> Iterator[int]:
