@@ -33,8 +33,6 @@ MAX_PARSED = 2**21  # bytes of data files in all: parsing takes seconds for each
 DATA_FILES, MAX_DATA_BYTES = (".yaml", ".yml", ".json"), 2**17
 TEXT_FILES = (".txt", ".md", ".prompt", ".j2", ".jinja", ".jinja2", ".tmpl", ".tpl")
 SKIPPED = ("node_modules", "site-packages", "__pycache__", "venv", "runs")
-WIDTH = 88  # columns of a line that is written
-BLOCKS = ('"""', "'''")
 UNREADABLE = (DataError, UnicodeError, SyntaxError, ValueError, RecursionError, yaml.YAMLError)
 MARK = "\ue000"  # stands for an expression while a text is measured
 Part = tuple[str, str]  # "text" or "code", and the constant text or the source of the expression
@@ -382,37 +380,22 @@ class _Style:
     """The form in which a string is written.
 
     Attributes:
-        is_block: whether in triple quotes.
-        is_apart: whether its text begins in the line after the quotes.
-        is_enclosed: whether brackets around it allow rows.
-        indent: the indentation of its line.
-        is_first: whether nothing else is before it in its line.
+        is_apart: whether its text begins in the line after its triple quotes.
         newline: the line ends.
     """
 
-    is_block: bool
     is_apart: bool
-    is_enclosed: bool
-    indent: str
-    is_first: bool
     newline: str
 
     @classmethod
     def of(cls, text: str, start: int, end: int) -> _Style:
         """Return the style of the string between two places of a source."""
-        line = re.split("[\r\n]", text[:start])[-1]
         body = text[start:end].lstrip("rRuUbBfF")
-        return cls(
-            body.startswith(BLOCKS),
-            re.match(r"\\?\r?\n", body[3:]) is not None,
-            text[:start].rstrip()[-1:] == "(" and text[end:].lstrip()[:1] == ")",
-            line[: len(line) - len(line.lstrip())] if line.strip() else line,
-            not line.strip(),
-            "\r\n" if "\r\n" in text else "\n",
-        )
+        is_apart = re.match(r"(?:\"{3}|'{3})\\?\r?\n", body) is not None
+        return cls(is_apart, "\r\n" if "\r\n" in text else "\n")
 
     def write(self, parts: Parts) -> str:
-        """Write parts as an f-string, or as a constant if all of them are texts.
+        """Write parts as an f-string, or as a constant if all of them are texts; lines in triple quotes.
 
         Raises:
             ValueError: an expression cannot be in an f-string.
@@ -424,38 +407,12 @@ class _Style:
         if codes:
             double = str.maketrans({"{": "{{", "}": "}}"})
             parts = [(kind, t.translate(double) if kind == "text" else t) for kind, t in parts]
-        whole = "".join(piece for _, piece in parts)
-        if self.is_block and "\n" in whole:
-            body = "".join(_escaped(t, block=True) if kind == "text" else t for kind, t in parts)
-            first = "\\\n" if self.is_apart and body[0] != "\n" else ""
-            return f'{prefix}"""{first}{body}"""'.replace("\n", self.newline)
-        if not codes and '"' in whole and "'" not in whole and "\n" not in whole:
-            line = _escaped(whole).replace('\\"', '"')
-            if len(line) + len(self.indent) <= WIDTH - 10:
-                return f"'{line}'"
-        line = "".join(_escaped(t) if kind == "text" else t for kind, t in parts)
-        if len(line) + len(self.indent) <= WIDTH - 10 and "\n" not in whole.rstrip("\n"):
-            return f'{prefix}"{line}"'
-        inner = self.indent if self.is_enclosed and self.is_first else f"{self.indent}    "
-        rows = [
-            f'{inner}{prefix if "{" in row or "}" in row else ""}"{row}"'
-            for row in _rows(parts, WIDTH - len(inner) - 3)
-        ]
-        if self.is_enclosed:
-            return self.newline.join(rows).lstrip()
-        return self.newline.join(["(", *rows, f"{self.indent})"])
-
-
-def _rows(parts: Parts, width: int) -> list[str]:
-    """Divide parts into escaped rows, after line breaks and between words."""
-    rows = [""]
-    for kind, piece in parts:
-        words = [piece] if kind == "code" else re.findall(r"\S*(?:\n|[^\S\n]+|\Z)", piece)
-        for word in words if kind == "code" else map(_escaped, words):
-            if rows[-1] and (rows[-1].endswith("\\n") or len(rows[-1]) + len(word) > width):
-                rows.append("")
-            rows[-1] += word
-    return [row for row in rows if row]
+        block = "\n" in "".join(piece for _, piece in parts).rstrip("\n")
+        body = "".join(_escaped(t, block=block) if kind == "text" else t for kind, t in parts)
+        if not block:
+            return f'{prefix}"{body}"'
+        first = "\\\n" if self.is_apart and body[0] != "\n" else ""
+        return f'{prefix}"""{first}{body}"""'.replace("\n", self.newline)
 
 
 def _escaped(text: str, *, block: bool = False) -> str:
