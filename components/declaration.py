@@ -237,8 +237,8 @@ def system(
     """Build a system from a Python function that calls components; a decorator with or without options.
 
     The function is called once, with a placeholder for each parameter. Its parameters become the
-    inputs, and what it returns the outputs: one value (named ``output``), a dict, a dataclass, a
-    named tuple, a tuple of outputs (named after their nodes), or a component with several outputs.
+    inputs, and what it returns the outputs: one value (named ``output``), a dict, a dataclass, or a
+    component with several outputs.
     Their types must match the function's return type, if it has one. A component that is used
     several times gets numbered nodes (``reader``, ``reader_2``).
 
@@ -340,7 +340,7 @@ def _outputs(name: str, function: Callable[..., object], returned: object) -> di
         raise DeclarationError(
             f"system {name!r} returns {type(returned).__name__}, which names no outputs "
             f"({definition(function)})",
-            hint="return the output of a component, or a dict of them: {'answer': …}",
+            hint="return the output of a component, or name several: {'answer': …, 'passages': …}",
         )
     for key, value in found.items():
         if not isinstance(value, Input | Output):
@@ -357,29 +357,7 @@ def _fields(returned: object) -> Mapping[object, object]:
         return dict(returned)
     if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
         return {field.name: getattr(returned, field.name) for field in dataclasses.fields(returned)}
-    if isinstance(returned, tuple) and hasattr(returned, "_asdict"):
-        return dict(typing.cast("typing.Any", returned)._asdict())
-    if isinstance(returned, tuple | list):
-        return _named_after_nodes(returned)
     return {}
-
-
-def _named_after_nodes(values: tuple[object, ...] | list[object]) -> Mapping[object, object]:
-    found: dict[object, object] = {}
-    for value in values:
-        key: object = value
-        if isinstance(value, Output):
-            key = value.path[-1] if value.path else value.field
-            key = value.node.name if key == SINGLE else key
-        elif isinstance(value, Input):
-            key = value.name
-        if key in found:
-            raise DeclarationError(
-                f"two of the returned outputs would be named {key!r}",
-                hint="return a dict to name them",
-            )
-        found[key] = value
-    return found
 
 
 def _check_types(
@@ -391,20 +369,18 @@ def _check_types(
         return
     declared = _declared_types(returned, annotation, list(outputs))
     for key, source in outputs.items():
-        if declared is not None and is_assignable(source.type, declared.get(key, Any)):
+        expected = annotation if declared is None else declared.get(key, Any)
+        if declared is not None and is_assignable(source.type, expected):
             continue
-        if declared is not None:
-            what, expected = f"{source.label} as {format_type(source.type)}", declared.get(key, Any)
-            hint = "correct the annotation, or convert the value in a function with @cp.component"
-        else:
-            what, expected = f"several outputs as a {type(returned).__name__}", annotation
-            hint = "correct the annotation, such as `-> dict[str, str]`"
-            if isinstance(returned, list):
-                hint = "make the list in a function with @cp.component, or return a dict of outputs"
+        what = (
+            f"several outputs as a {type(returned).__name__}"
+            if declared is None
+            else f"{source.label} as {format_type(source.type)}"
+        )
         raise DeclarationError(
             f"system {name!r} returns {what}, but declares {format_type(expected)} "
             f"({definition(function)})",
-            hint=hint,
+            hint="correct the annotation, or convert the value in a function with @cp.component",
         )
 
 
@@ -415,16 +391,10 @@ def _declared_types(
     origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if isinstance(returned, Input | Output):
         return {SINGLE: annotation}
-    if dataclasses.is_dataclass(returned) or hasattr(returned, "_asdict"):
+    if dataclasses.is_dataclass(returned):
         return typing.get_type_hints(type(returned))
     if not isinstance(origin, type):
         return None
-    if isinstance(returned, Mapping):
-        values = arguments[1] if len(arguments) == 2 else Any
-        fields = member_types(annotation)
-        return fields or (dict.fromkeys(names, values) if issubclass(origin, Mapping) else None)
-    if isinstance(returned, tuple) and issubclass(origin, tuple):
-        if not arguments or arguments[-1] is Ellipsis:
-            arguments = (arguments or (Any,))[:1] * len(names)
-        return dict(zip(names, arguments, strict=True)) if len(arguments) == len(names) else None
-    return None
+    values = arguments[1] if len(arguments) == 2 else Any
+    fields = member_types(annotation)
+    return fields or (dict.fromkeys(names, values) if issubclass(origin, Mapping) else None)
