@@ -276,12 +276,6 @@ def test_the_search_for_json_is_linear_in_the_text(
     assert steps <= 20 * len(text)
 
 
-def test_json_is_found_behind_many_braces() -> None:
-    assert parse("{{a}} {b} { c } " * 10 + '{"label": "x"}', ports(label=str), "json") == {
-        "label": "x"
-    }
-
-
 WORDS = st.text(string.ascii_letters + string.digits + " .,;!?()'\"%/+\n", max_size=40)
 TEXTS = WORDS.filter(lambda text: text == text.strip())
 KINDS: dict[Any, st.SearchStrategy[Any]] = {

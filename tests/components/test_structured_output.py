@@ -9,7 +9,6 @@ import decimal
 import enum
 import json
 import sys
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -205,7 +204,6 @@ class Level(enum.IntEnum):
 CODE = Annotated[str, Field(pattern=r"^[A-Z]{3}-\d{4}$")]
 SHORT = Annotated[str, Field(max_length=3)]
 LONG = Annotated[str, Field(max_length=100)]
-WORDS = Annotated[str, Field(pattern="^[a-z ]+$")]
 NAME = json_type({"type": "string", "minLength": 2})
 MAYBE = Annotated[int, Field(ge=0)] | None
 MIXED = Person | str
@@ -215,13 +213,9 @@ MIXED = Person | str
     ("kind", "note"),
     [
         (SHORT, "text (at most 3 characters)."),
-        (LONG, "text (at most 100 characters)."),
         (CODE, r"text (matching ^[A-Z]{3}-\d{4}$)."),
-        (WORDS, "text (matching ^[a-z ]+$)."),
         (NAME, "text (at least 2 characters)."),
-        (SHORT | None, "text (at most 3 characters) or none."),
         (Annotated[int, Field(ge=0)], "a whole number (at least 0)."),
-        (MAYBE, "a whole number (at least 0) or none."),
         (
             Annotated[int, Field(ge=0)] | SHORT,
             "a whole number (at least 0) or text (at most 3 characters).",
@@ -237,12 +231,10 @@ MIXED = Person | str
         ),
         (list[SHORT], "a list of texts (at most 3 characters): one in each line, or a JSON array."),
         (list[Literal["x", "y"]], "a list of labels (x, y): one in each line, or a JSON array."),
-        (list[Mood], "a list of labels (good, bad): one in each line, or a JSON array."),
         (Mood | None, "one of: good, bad, none"),
         (Level, "one of: 1 (LOW), 2 (HIGH)"),
         (list[Level], "a list of labels (1 (LOW), 2 (HIGH)): one in each line, or a JSON array."),
         (Literal["yes", "no", "maybe"], "one of: yes, no, maybe"),
-        (Literal[1, 2], "one of: 1, 2"),
         (Literal["a, b", "c"], 'one of: "a, b", "c"'),
         (int, "a whole number."),
         (float, "a number."),
@@ -319,11 +311,6 @@ def test_the_version_of_a_component_with_a_constrained_number_has_not_changed() 
         (AnswerRow, '{"title": "t", "points": [1]}', {"title": "t", "points": [1]}),
         (AnswerRow, 'So:\n{"title": "t\nu", "points": [1]}', {"title": "t\nu", "points": [1]}),
         (dict[str, str], '{"a": "b\tc"}', {"a": "b\tc"}),
-        (Person | None, "null", None),
-        (Mood, "It is good.", Mood.GOOD),
-        (Annotated[int, Field(ge=1)], "about 3", 3),
-        (dict[str, list[int]], '{"a": [1]}', {"a": [1]}),
-        (datetime.date, "2024-02-29", datetime.date(2024, 2, 29)),
         (NAMED, '{"name": "Ada"}', {"name": "Ada"}),
         (int | Literal["unknown"], "unknown", "unknown"),
         # a constrained text may be a JSON string, and a number may be named
@@ -487,24 +474,13 @@ class Label(str, enum.Enum):  # noqa: UP042 - formatted by its name, unlike a St
     BAD = "bad"
 
 
-class Visit(TypedDict):
-    day: datetime.date
-
-
 @pytest.mark.parametrize(
     ("kind", "reply", "shown"),
     [
         (datetime.date, "2024-01-02", "2024-01-02"),
-        (datetime.datetime, "2024-01-02T10:00:00", "2024-01-02T10:00:00"),
-        (datetime.timedelta, "PT1H", "PT1H"),
         (decimal.Decimal, "1.5", "1.5"),
-        (uuid.UUID, "12345678-1234-5678-1234-567812345678", "12345678-1234-5678-1234-567812345678"),
-        (bytes, "x", "x"),
         (set[int], "[2, 1]", "[1,2]"),
-        (list[datetime.date], '["2024-01-02"]', '["2024-01-02"]'),
         (dict[datetime.date, int], '{"2024-01-02": 1}', '{"2024-01-02":1}'),
-        (datetime.date | None, "2024-01-02", "2024-01-02"),
-        (Visit, '{"day": "2024-01-02"}', '{"day":"2024-01-02"}'),
         (Label, "good", "good"),
         (Point, '{"x": 1, "y": 2}', '{"x":1.0,"y":2.0}'),
         (Aliased, '{"fullName": "Ada"}', '{"name":"Ada"}'),
@@ -614,11 +590,9 @@ def test_mistakes_in_a_file_are_located(change: tuple[str, str], problem: str) -
     ("kind", "answer"),
     [
         (Point, '{"x": NaN, "y": 1}'),
-        (dict[str, float], '{"a": 1e999}'),
         (dict[str, Any], '{"a": [-Infinity]}'),
         (list[Point], '[{"x": "nan", "y": 1}]'),
         (decimal.Decimal, "NaN"),
-        (Point | None, '{"x": 1, "y": Infinity}'),
     ],
 )
 def test_a_number_that_is_not_finite_is_a_wrong_answer_that_is_asked_again(

@@ -61,12 +61,6 @@ def test_a_folder_may_hold_splits_of_different_formats(tmp_path: Path) -> None:
         data.examples("train", ["text"])
 
 
-def test_a_single_parquet_file_is_divided_by_a_column(tmp_path: Path) -> None:
-    rows = [{"id": str(i), "x": i, "split": "train" if i % 2 else "dev"} for i in range(6)]
-    data = cp.Dataset(parquet(tmp_path / "all.parquet", rows), split_by="split")
-    assert [example.inputs["x"] for example in data.examples("valid", ["x"])] == [0, 2, 4]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

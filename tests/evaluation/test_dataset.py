@@ -26,7 +26,6 @@ from compound.evaluation.rows import EXTENSIONS, file_digest, read_rows
 from compound.yaml import loads
 from processes import python
 
-ROOT = Path(__file__).parents[2]
 SYSTEM = """\
 system: demo
 lm: smollm2
@@ -35,11 +34,6 @@ components:
   answerer: {llm: {prompt: {tune: Answer.}}, in: {question: $question}}
 outputs: {answer: $answerer}
 """
-IDS = st.lists(
-    st.text(alphabet="abc123é-", min_size=1, max_size=6), min_size=1, max_size=30, unique=True
-)
-
-SURE = {"train": "row 2", "valid": "row 0", "test": "row 6"}
 
 
 def write(path: Path, rows: Sequence[Any]) -> Path:
@@ -136,6 +130,7 @@ def test_blank_lines_a_byte_order_mark_and_any_letters_are_read(tmp_path: Path) 
         ('{"id": "", "question": ""}', r"id column 'id' must hold text or a number, got ''"),
         ("9" * 5000, r"not JSON \(Exceeds the limit"),
         ("[" * 100_000, "nested more than 200 levels deep"),
+        ('{"q": ' + "[" * 201 + "]" * 201 + "}", "nested more than 200 levels deep"),
     ],
 )
 def test_an_unusable_row_has_its_place(tmp_path: Path, name: str, line: str, message: str) -> None:
@@ -161,21 +156,6 @@ def test_bytes_that_are_no_utf8_are_named_by_line(tmp_path: Path) -> None:
     for role, name in (("train", "train.jsonl"), ("valid", "dev.csv")):
         with pytest.raises(DataError, match=rf"{name}:2: not UTF-8 \(invalid continuation byte\)"):
             ids(Dataset(tmp_path), role)
-
-
-def test_a_compressed_file_is_read_up_to_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
-    row = json.dumps({"q": "x" * 1000}) + "\n"
-    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
-        file.write(row * 3000)
-    assert (tmp_path / "train.jsonl.gz").stat().st_size < 2**16
-    with pytest.raises(DataError, match=r"train.jsonl.gz:\d+: .* more than 1 MiB") as caught:
-        ids(Dataset(tmp_path))
-    assert "COMPOUND_MAX_DATA_MB" in str(caught.value)
-    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
-    assert len(ids(Dataset(tmp_path))) == 3000
 
 
 def test_repeated_ids_are_found_however_many_rows_are_between(
@@ -329,29 +309,16 @@ def test_an_id_in_two_splits_of_one_file_is_refused(tmp_path: Path) -> None:
         ids(Dataset(path, split_by="part"))
 
 
-@given(IDS, IDS)
-def test_shares_give_each_row_one_role_of_its_own(some: list[str], more: list[str]) -> None:
-    shares: dict[Any, float] = {"train": 0.5, "valid": 0.25, "test": 0.25}
-    few, all_ = ({r: _ids_by_share(n, shares, r) for r in shares} for n in (some, some + more))
-    assert sorted(chain(*few.values())) == sorted(set(some))
-    for role, names in few.items():
-        assert set(names) <= set(all_[role])
-
-
-def _ids_by_share(names: list[str], shares: Any, role: Any) -> list[str]:
-    # One row is known to be of the role, so that no part is empty.
-    rows = [{"id": name} for name in dict.fromkeys([*names, *SURE.values()])]
-    found = ids(Dataset("memory", split_by=shares, rows=dict.fromkeys(shares, rows)), role)
-    return [name for name in found if name not in SURE.values()]
-
-
-def test_shares_are_kept_and_hold_for_rows_without_ids(tmp_path: Path) -> None:
+def test_shares_are_kept_whatever_is_added_and_hold_for_rows_without_ids(tmp_path: Path) -> None:
     path = write(tmp_path / "all.jsonl", [{"q": i} for i in range(3000)])
     data = Dataset(path, split_by={"train": 0.6, "valid": 0.2, "test": 0.2})
     parts = [ids(data, role) for role in ("train", "valid", "test")]
     assert sorted(chain(*parts)) == sorted(f"all.jsonl-{i}" for i in range(1, 3001))
     # Binomial(3000, 0.6) has standard deviation 27, Binomial(3000, 0.2) 22.
     assert [len(part) for part in parts] == pytest.approx([1800, 600, 600], abs=110)
+    write(path, [{"q": i} for i in range(3100)])
+    for role, part in zip(("train", "valid", "test"), parts, strict=True):
+        assert set(part) <= set(ids(data, role))
 
 
 @pytest.mark.parametrize("shares", [{"train": 0.5}, {"train": 1.2, "test": -0.2}, {"dev": 1.0}, {}])
@@ -572,17 +539,6 @@ def test_a_split_or_subset_of_the_hub_is_a_plain_name(hub: Hub, part: str) -> No
     assert hub.asked == []
 
 
-def test_a_large_data_set_of_the_hub_is_read_up_to_a_limit(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.put(EXPORT, "default/train/0000.parquet", [{"q": "x" * 1000}] * 3000)
-    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
-    with pytest.raises(DataError, match="0000.parquet: .* than 1 MiB; .*COMPOUND_MAX_DATA_MB"):
-        ids(Dataset("owner/name"))
-    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
-    assert len(ids(Dataset("owner/name"))) == 3000
-
-
 def test_media_of_the_hub_are_not_opened(hub: Hub, tmp_path: Path) -> None:
     """The library that shows images opens the paths and addresses that a row names."""
     (tmp_path / "secret.png").write_bytes(b"secret")
@@ -714,16 +670,6 @@ def test_of_several_names_of_the_validation_split_none_is_chosen(tmp_path: Path)
         ids(Dataset(tmp_path), "valid")
 
 
-def test_another_split_has_no_other_names(tmp_path: Path) -> None:
-    write(tmp_path / "valid.jsonl", questions(2))
-    for data, role in (
-        (Dataset(tmp_path, train="dev"), "train"),
-        (Dataset(tmp_path, valid="val"), "valid"),
-    ):
-        with pytest.raises(DataError, match="no file of split"):
-            ids(data, role)
-
-
 def test_a_split_that_is_named_by_its_file_says_how_to_name_it(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", questions(2))
     with pytest.raises(DataError, match=r"no file of .*'a.jsonl'; .*without the suffix: a"):
@@ -847,14 +793,6 @@ def test_a_limit_that_is_no_number_is_refused_by_name(
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", chosen)
     with pytest.raises(DeclarationError, match="COMPOUND_MAX_DATA_MB must be a positive whole"):
         list(read_rows(tmp_path / "train.jsonl.gz"))
-
-
-@pytest.mark.parametrize("depth", [201, 950, 100_000])
-def test_rows_that_are_nested_too_deeply_are_refused(tmp_path: Path, depth: int) -> None:
-    """Up to a thousand levels are read by Python, and then fail wherever they are written or compared."""
-    path = write(tmp_path / "train.jsonl", ['{"question": ' + "[" * depth + "]" * depth + "}"])
-    with pytest.raises(DataError, match=r"train\.jsonl:1: nested more than 200 levels deep"):
-        list(read_rows(path))
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,9 +172,6 @@ class TestFailures:
         ("value", "reason"),
         [
             (float("nan"), "must return a finite real number, got nan"),
-            (float("inf"), "must return a finite real number, got inf"),
-            ("1", "must return a finite real number, got '1'"),
-            (None, "must return a finite real number, got None"),
             (Score(1.0, parts={"f1": float("nan")}), "part 'f1'"),
             (ZeroDivisionError("0/0"), "ZeroDivisionError: 0/0"),
             (CallError("the judge is down"), "the judge is down"),
@@ -487,13 +484,6 @@ class TestBudget:
         if alone[0] == "finished":
             assert alone[1] == len(set(kinds) - set(known))
 
-    def test_a_run_that_cost_nothing_does_not_let_a_later_one_overtake_until_all_wait(self) -> None:
-        """Run 4 took what run 1 gave back; its own cost is known after run 2, which waited for it."""
-        ended, runs, recorded = spend([1, 1, 2, 3, 4, 5], [], limit=2, concurrency=3)
-        assert ended.startswith("budget: 2.0 of 2 system runs are used")
-        assert runs == 2.0
-        assert recorded == ["e0", "e1", "e2"]
-
     @settings(max_examples=30)
     @given(
         st.integers(1, 12),
@@ -599,16 +589,6 @@ def test_a_killed_evaluation_is_not_paid_for_twice(tmp_path: Path) -> None:
     again = evaluated(system, rows, exact_match("answer"), executor=resumed, concurrency=4)
     assert (again.system_runs, again.usage.calls) == (0.0, 0)
     cache.close()
-
-
-def test_an_output_the_metric_cannot_read_fails_one_run() -> None:
-    def answer(x: int) -> Any:
-        return None if x == 3 else "yes"
-
-    rows = [Example(str(i), {"x": i}, {"answer": "yes"}) for i in range(8)]
-    result = evaluated(plain(answer), rows, exact_match("answer"))
-    assert (result.mean, result.failed) == (7 / 8, 1)
-    assert "the output must be text or a number" in result.failures()[0][0]
 
 
 def spelled(x: int) -> str:

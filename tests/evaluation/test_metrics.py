@@ -206,16 +206,6 @@ def test_mrr_is_one_over_the_rank_of_the_first_right_item_with_hits_as_parts(
     assert score == Score(rank, score.feedback, {"hit@1": first, "hit@5": among_five})
 
 
-@given(
-    st.lists(st.integers(0, 9), max_size=12), st.lists(st.integers(0, 9), min_size=1, max_size=4)
-)
-def test_the_reciprocal_rank_lies_between_its_hits(found: list[int], gold: list[int]) -> None:
-    score = mrr("answer").score({"answer": found}, example(answer=gold))
-    assert isinstance(score, Score)
-    assert score.parts["hit@1"] <= score.value <= max(score.parts["hit@5"], 1 / 6)
-    assert (score.value >= 1 / 5) == bool(score.parts["hit@5"])
-
-
 def test_recall_counts_gold_items_among_the_first_k() -> None:
     hits = [{"title": title} for title in "ABCD"]
     gold = example(titles=["A", "D", "E", "A"])

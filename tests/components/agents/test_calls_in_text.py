@@ -112,13 +112,6 @@ def test_what_looks_like_a_call_is_asked_for_again_and_never_an_answer(
     assert "<think>" in text or '{"tool": <name>, "arguments": ' in failure.message  # type: ignore[attr-defined]
 
 
-def test_a_call_of_a_missing_tool_is_answered_to_the_model() -> None:
-    for output in (int, str):
-        found, lm = answered(['{"name": "sub", "arguments": {"a": 1}}', '{"answer": "5"}'], output)
-        assert found == output("5")
-        assert "there is no tool 'sub'" in lm.requests[1].messages[-1].text
-
-
 @pytest.mark.parametrize("enforce", [True, False])
 def test_objects_of_the_output_type_are_answers(enforce: bool) -> None:
     assert answered(['{"name": "Ada", "age": 3}'], Person, enforce=enforce)[0] == Person(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -21,7 +19,7 @@ import compound as cp
 from compound.components.tools.mcp_server import MCPSession
 from compound.core.errors import CompoundError, DeclarationError, TransientError
 from compound.core.loops import Sessions
-from recording_server import ListingServer, RecordingServer
+from recording_server import ListingServer
 
 pytest.importorskip("mcp")
 ROOT = Path(__file__).parents[3]
@@ -292,42 +290,3 @@ def test_an_address_without_a_server() -> None:
         port = free.getsockname()[1]
     with pytest.raises(CompoundError, match="cannot be used"):
         cp.Tool.from_mcp(url=f"http://127.0.0.1:{port}/mcp", timeout=10.0)
-
-
-def test_a_service_with_an_openapi_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server of the guide; FastMCP is no dependency."""
-    pytest.importorskip("fastmcp")
-    guide = (ROOT / "docs" / "guides" / "agents.md").read_text("utf-8")
-    (program,) = re.findall(
-        r"`shop_server\.py`:\n\n```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE
-    )
-    place = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-    entry = {
-        "operationId": "getItem",
-        "parameters": [place],
-        "responses": {"200": {"description": ""}},
-    }
-    document: dict[str, Any] = {"openapi": "3.0.3", "info": {"title": "s", "version": "1"}}
-    document["paths"] = {"/items/{id}": {"get": entry, "delete": {**entry, "operationId": "drop"}}}
-    (tmp_path / "api.json").write_text(json.dumps(document))
-    monkeypatch.setenv("SHOP_KEY", "shop-key-of-this-test")
-    with RecordingServer.running() as service:
-        (tmp_path / "shop_server.py").write_text(
-            program.replace("https://api.example.com/v1", service.url)
-        )
-        command = (sys.executable, str(tmp_path / "shop_server.py"))
-        (tool,) = served(*command, env=("SHOP_KEY",), timeout=120.0, only=["getItem"])
-        agent = cp.Agent("agent", [tool], max_turns=2)
-        system = cp.System("s", {"answer": agent(question=cp.Input("question"))}, lm="m")
-        lm = cp.testing.ScriptedLM(
-            ['{"tool": "getItem", "arguments": {"id": "a b"}}', '{"answer": "done"}']
-        )
-        service.body = b'{"denied": "shop-key-of-this-test"}'
-        trace = cp.run(system, {"question": "?"}, engines={"m": lm})
-    assert service.received[0].path == "/items/a%20b"
-    assert dict(service.received[0].headers)["authorization"] == "Bearer shop-key-of-this-test"
-    (result,) = [call.outputs["result"] for call in trace.calls if call.component == "agent_call"]
-    assert "denied" in str(result)
-    assert "shop-key" not in str(result)

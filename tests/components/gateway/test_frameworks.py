@@ -15,7 +15,6 @@ from compound.api.discover import discover
 from compound.components.external_agent import ExternalAgent
 from compound.core.engine import Request
 from compound.testing import ScriptedLM
-from fake_openai import chat, fake_openai
 
 AGENTS = Path(__file__).parents[3] / "docs" / "examples" / "external_agents"
 GEOGRAPHER = "You are a geographer. Answer the question."
@@ -140,41 +139,3 @@ def agent_of(system: cp.System) -> ExternalAgent:
     found = system.components["agent"]
     assert isinstance(found, ExternalAgent)
     return found
-
-
-def test_tools_of_langgraph_pass_through_an_openai_server(tmp_path: Path) -> None:
-    need("langgraph", "langchain_openai")
-    (tmp_path / "tool_agent.py").write_text(
-        "from langchain_openai import ChatOpenAI\n"
-        "from langgraph.prebuilt import create_react_agent\n"
-        "def add(a: int, b: int) -> int:\n"
-        "    '''Add two numbers.'''\n"
-        "    return a + b\n"
-        "def answer(question: str) -> str:\n"
-        "    model = ChatOpenAI(model='gpt-4o-mini')\n"
-        "    graph = create_react_agent(model, [add], prompt='You are a calculator.')\n"
-        "    return graph.invoke({'messages': [('user', question)]})['messages'][-1].content\n"
-    )
-    call = {
-        "id": "c1",
-        "type": "function",
-        "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'},
-    }
-
-    def scripted(path: str, document: dict[str, Any]) -> tuple[int, str, bytes]:
-        last = document["messages"][-1]
-        if last["role"] == "tool":
-            return 200, "application/json", chat({"content": f"The sum is {last['content']}."})
-        return 200, "application/json", chat({"content": None, "tool_calls": [call]}, "tool_calls")
-
-    prompt = cp.components.AgentPrompt("calculator", system=cp.Text("You are a calculator."))
-    made = ExternalAgent("agent", call="tool_agent:answer", folder=tmp_path, prompts=[prompt])
-    bound = system_of(made).bind({"calculator.system": "You add with the tool."})
-    with fake_openai(scripted) as fake:
-        trace = cp.run(
-            bound, {"question": "2+3?"}, engines={"lm": cp.engines.OpenAI("up", api_base=fake.url)}
-        )
-        assert fake.requests[0]["messages"][0]["content"] == "You add with the tool."
-        assert fake.requests[0]["tools"][0]["function"]["name"] == "add"
-    assert trace.outputs == {"answer": "The sum is 5."}
-    assert len(trace.calls_of("calculator")) == 2

@@ -86,30 +86,6 @@ def test_it_listens_on_loopback_only() -> None:
     during_run(test)
 
 
-def test_runs_are_kept_apart_by_their_keys() -> None:
-    seen: dict[str, list[str]] = {"a": [], "b": []}
-
-    def dispatch(name: str) -> Any:
-        async def record(exchange: GatewayExchange) -> Any:
-            seen[name].append(str(exchange.document["text"]))
-            return ANSWER
-
-        return record
-
-    async def run() -> None:
-        async with gateway() as server:
-            sessions = {name: AgentSession(dispatch(name)) for name in seen}
-            for session in sessions.values():
-                server.sessions[session.key] = session
-            async with httpx.AsyncClient(base_url=server.base_url, trust_env=False) as client:
-                for name, session in sessions.items():
-                    headers = {"Authorization": f"Bearer {session.key}"}
-                    await client.post("/chat/completions", json={"text": name}, headers=headers)
-
-    asyncio.run(run())
-    assert seen == {"a": ["a"], "b": ["b"]}
-
-
 async def undeclared() -> Any:
     """Yield a body whose length is not declared."""
     yield b" " * 3300
@@ -232,37 +208,6 @@ def test_pieces_arrive_before_the_answer_is_complete() -> None:
 
     during_run(test, dispatch)
     assert found == ["", "Hel", "lo", ""]
-
-
-def test_an_error_within_a_stream_is_an_event() -> None:
-    async def dispatch(exchange: GatewayExchange) -> Any:
-        exchange.put("Hel")
-        await asyncio.sleep(0)
-        raise HTTPProblem(502, "lost", "the connection was lost")
-
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        answer = await client.post("/chat/completions", json={**BODY, "stream": True})
-        last = [line for line in answer.text.splitlines() if line.startswith("data: ")][-1]
-        assert json.loads(last[6:])["error"]["type"] == "lost"
-
-    during_run(test, dispatch)
-
-
-def test_requests_in_flight_end_with_their_run() -> None:
-    started = asyncio.Event()
-
-    async def forever(exchange: GatewayExchange) -> Any:
-        started.set()
-        await asyncio.Event().wait()
-
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        pending = asyncio.create_task(client.post("/chat/completions", json=BODY))
-        await asyncio.wait_for(started.wait(), 120)
-        await session.close()
-        answer = await asyncio.wait_for(asyncio.gather(pending, return_exceptions=True), 120)
-        assert not isinstance(answer[0], httpx.Response) or answer[0].status_code >= 400
-
-    during_run(test, forever)
 
 
 def test_the_gateway_of_a_loop_is_shared_and_ends_with_the_loop() -> None:

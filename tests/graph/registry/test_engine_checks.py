@@ -88,10 +88,6 @@ def line_of(method: Any) -> int:
     return line
 
 
-def test_one_that_keeps_to_its_role_answers() -> None:
-    assert run(Echo()).outputs == {"y": "ok"}
-
-
 @pytest.mark.parametrize(
     ("engine", "method", "said", "hint"),
     [
