@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -44,6 +44,7 @@ from compound.core.errors import AdapterNotServed, ConfigurationError
 from compound.core.security.limits import ARTIFACT
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.records import Damaged, parse
+from compound.engines import models
 
 if TYPE_CHECKING:
     import torch
@@ -254,7 +255,40 @@ def read_probe(folder: Path) -> Probe | None:
     return Probe(tokens, logprobs, before)
 
 
-def check_logprobs(probe: Probe, served: Sequence[float]) -> bool:
+def check_base(
+    folder: Path, model: str, logprobs: Callable[[tuple[int, ...]], Sequence[float]]
+) -> None:
+    """Raise if an adapter that fits a model's layers was trained on another base model.
+
+    Its probe decides, closely if the adapter names another base; without a probe, the name does.
+
+    Args:
+        folder: the adapter.
+        model: the model's name or folder.
+        logprobs: returns the log-probabilities of each token but the first with the adapter.
+
+    Raises:
+        ConfigurationError: it was trained on another base model.
+    """
+    probe = read_probe(folder)
+    trained_on = str(read_config(folder).get("base_model_name_or_path") or model)
+    names = [Path(models.public_name(name)).name.casefold() for name in (trained_on, model)]
+    renamed = names[0] != names[1]
+    reason = f"the model is {model}" if renamed and probe is None else ""
+    hint = "use the model that it was trained on"
+    if probe is not None:
+        try:
+            check_logprobs(probe, logprobs(probe.tokens), NOISE if renamed else TOLERANCE)
+        except (AdapterNotServed, IndexError) as error:
+            reason = str(error)
+    if renamed:
+        hint = f"use {trained_on!r}; if {model} is a copy of it, give its folder that name"
+    if reason:
+        other = f", {trained_on!r}" if renamed else ""
+        raise _refused(folder, f"was trained on another base model{other}: {reason}", hint)
+
+
+def check_logprobs(probe: Probe, served: Sequence[float], tolerance: float = TOLERANCE) -> bool:
     """Check a server's log-probabilities by rules 1 and 2; return whether rule 2 applied.
 
     >>> probe = Probe((5, 6, 7), logprobs=(-1.0, -2.0), before=(-3.0, -2.0))
@@ -271,10 +305,10 @@ def check_logprobs(probe: Probe, served: Sequence[float]) -> bool:
         raise AdapterNotServed(
             "its log-probabilities are those of the weights that the adapter replaces"
         )
-    if not distance <= TOLERANCE:  # also true for NaN
+    if not distance <= tolerance:  # also true for NaN
         raise AdapterNotServed(
             f"its log-probabilities differ from the adapter's by {distance:.2g} nats per token, and noise "
-            f"explains at most {TOLERANCE}"
+            f"explains at most {tolerance}"
         )
     return probe.distinguishable
 

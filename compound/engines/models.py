@@ -161,8 +161,13 @@ def public_name(folder: str) -> str:
 
     >>> public_name("models/smollm2-0.1.2"), public_name("models/mine")
     ('HuggingFaceTB/SmolLM2-135M-Instruct', 'mine')
+    >>> public_name("hub/models--Qwen--Qwen3-8B/snapshots/1f2e")
+    'Qwen/Qwen3-8B'
     """
-    name = Path(folder).name
+    path = Path(folder)
+    if path.parent.name == "snapshots":  # in the cache of the hub: models--OWNER--NAME/snapshots/…
+        return path.parents[1].name.removeprefix("models--").replace("--", "/")
+    name = path.name
     return next((model.hub_id for model in KNOWN.values() if model.folder == name), name)
 
 

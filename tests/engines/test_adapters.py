@@ -162,7 +162,7 @@ def test_a_layer_gets_its_low_rank_addition_and_loses_it(tmp_path: Path, packed:
     # W x + (alpha / r) B A x = [1 + 2, 1 - 1] + (3 / 1) [5, 7] (10 + 2 * 1) = [183, 252] for x =
     # (1, 1) by hand: A x = 10 + 2 = 12, B A x = (60, 84), times 3: (180, 252).
     model = torch.nn.Module()
-    model.dtype, model.device = torch.float32, torch.device("cpu")
+    model.dtype, model.device, model.name_or_path = torch.float32, torch.device("cpu"), "base"
     model.own = torch.nn.Linear(2, 2, bias=False)
     model.own.weight.data = torch.tensor([[1.0, 2.0], [1.0, -1.0]])
     tensors = {"A": torch.tensor([[10.0, 2.0]]), "B": torch.tensor([[5.0], [7.0]])}
@@ -643,3 +643,18 @@ def test_an_adapter_of_another_base_of_the_same_shape_is_refused(
                 "was trained on another base model: its log-probabilities differ from the adapter's by 0.5 nats"
                 in str(error)
             )
+
+
+def test_an_adapter_that_names_another_base_is_refused_without_a_probe(
+    base: Path, many: list[Adapter], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(many[0].path, tmp_path / "own")
+    config = json.loads((folder / CONFIG).read_text())
+    found = {}
+    for name in ("Owner/Other", f"Owner/{base.name.upper()}", None):
+        (folder / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": name}))
+        (found[name],) = outcomes(engine(base), [ask(adapter=version(folder))])
+    error = found.pop("Owner/Other")
+    assert isinstance(error, ConfigurationError)
+    assert f"another base model, 'Owner/Other': the model is {base}" in str(error)
+    assert all(isinstance(answer, Completion) for answer in found.values())

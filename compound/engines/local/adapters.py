@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from compound.core.engine import Adapter
-from compound.core.errors import AdapterNotServed, ConfigurationError
+from compound.core.errors import ConfigurationError
 from compound.core.storage.artifacts import verify_reference
-from compound.engines.adapter_files import Addition, check_logprobs, read_adapter, read_probe
+from compound.engines.adapter_files import Addition, check_base, read_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,18 +61,13 @@ class AdapterCache:
             yield adapter.sha256 if adapter else ""
 
     def _check_base(self, adapter: Adapter) -> None:
-        """Raise if an adapter fits the layers, but its log-probabilities differ from those in its probe."""
-        probe = read_probe(Path(adapter.path))
-        if probe is None:
-            return
+        """Raise if an adapter fits the layers, but was trained on another base model."""
         try:
-            check_logprobs(probe, _logprobs(self._model, probe.tokens))
-        except (AdapterNotServed, IndexError) as error:
+            model = self._model
+            check_base(Path(adapter.path), model.name_or_path, lambda ids: _logprobs(model, ids))
+        except ConfigurationError:
             del self._cached[adapter.sha256]
-            raise ConfigurationError(
-                f"the adapter {adapter.path} was trained on another base model: {error}",
-                hint="sample with that model",
-            ) from error
+            raise
 
     def _find(self, adapter: Adapter) -> dict[str, Addition]:
         additions = self._cached.get(adapter.sha256) or self._read(adapter)

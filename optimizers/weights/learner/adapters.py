@@ -25,7 +25,7 @@ from compound.core.errors import (
 )
 from compound.core.storage.artifacts import Reference, copy_into, store_folder
 from compound.engines import model_folder, models
-from compound.engines.adapter_files import WEIGHTS, read_config
+from compound.engines.adapter_files import WEIGHTS, check_base, read_config, read_probe
 from compound.engines.local import loading
 from compound.engines.local.constraints import ConstraintCompiler, end_tokens
 from compound.engines.local.devices import Placement
@@ -108,7 +108,7 @@ class Adapters(FrozenModel):
         self.checkpointing = checkpointing
         if checkpointing:
             checkpoint_layers(self.base, model, "base.gradient_checkpointing")
-        self._before: dict[Name, list[float]] = {}
+        self._before: dict[Name, Sequence[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
             self._stored[name] = hashlib.sha256(self._serialized(name)).hexdigest(), None
@@ -151,7 +151,7 @@ class Adapters(FrozenModel):
             reference = store_folder(
                 partial(self._write, name, weights), folder, name, {WEIGHTS: digest.digest()}
             )
-            self._before[name] = _logprobs(folder / reference["path"]) or []
+            self._remember(name, folder / reference["path"])
             self._stored[name] = digest.hexdigest(), reference
         return reference
 
@@ -223,38 +223,33 @@ class Adapters(FrozenModel):
         path = folder / own["path"]  # verified by `copy_into`
         self.load(name, path)
         self._stored[name] = hashlib.sha256(self._serialized(name)).hexdigest(), own
-        if found := _logprobs(path):
-            self._before[name] = found
+        check_base(path, self.base.name_or_path, partial(self._logprobs, name))
+        self._remember(name, path)
 
-    def _probe(self, name: Name) -> dict[str, list[int] | list[float]]:
+    def _remember(self, name: Name, folder: Path) -> None:
+        """Remember the probe of a stored version, which the next one replaces."""
+        if probe := read_probe(folder):
+            self._before[name] = probe.logprobs
+
+    def _probe(self, name: Name) -> dict[str, Sequence[int] | Sequence[float]]:
         """Return the log-probabilities of `PROBE_TEXT` with this adapter and with its previous version."""
+        tokens = self.tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids
+        if len(self._before.get(name, ())) != len(tokens) - 1:
+            self._before[name] = self._logprobs(None, tokens)
+        logprobs = self._logprobs(name, tokens)
+        return {"tokens": tokens, "logprobs": logprobs, "before": self._before[name]}
+
+    def _logprobs(self, name: Name | None, tokens: Sequence[int]) -> list[float]:
+        """Return the log-probabilities of tokens but the first with an adapter, or without any."""
         import torch
 
         from compound.optimizers.weights.learner.forward import forward
         from compound.optimizers.weights.learner.samples import probe_sample
 
-        tokens = self.tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids
-
-        def logprobs(adapter: Name | None) -> list[float]:
-            with torch.no_grad(), self.using(adapter) as model:
-                ran = forward(model, [probe_sample(tokens)], entropy=False)
-                found: list[float] = ran.logps[0].tolist()
-                return found
-
-        if len(self._before.get(name, ())) != len(tokens) - 1:
-            self._before[name] = logprobs(None)
-        return {"tokens": tokens, "logprobs": logprobs(name), "before": self._before[name]}
-
-
-def _logprobs(folder: Path) -> list[float] | None:
-    """Return the log-probabilities in an adapter's probe; ``None`` if it is missing or unreadable."""
-    try:
-        return [
-            float(value)
-            for value in json.loads((folder / PROBE).read_text(encoding="utf-8"))["logprobs"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
+        with torch.no_grad(), self.using(name) as model:
+            ran = forward(model, [probe_sample(tokens)], entropy=False)
+            found: list[float] = ran.logps[0].tolist()
+            return found
 
 
 def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

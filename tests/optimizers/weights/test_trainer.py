@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated.toy_model import make_toy_model
 from numerics import GRADIENTS, LOGPROBS
 from training_settings import Parts, plain
 from trainings.learners import catch_gradients, drawn, noised, randomize
@@ -412,6 +414,25 @@ class TestAdapters:
         reference = noised(toy_model, "x", rank=8).save("x", tmp_path)
         with pytest.raises(ConfigurationError, match="another base or another shape"):
             noised(toy_model, "x").start_from("x", reference, tmp_path)
+
+    def test_an_adapter_of_another_base_of_equal_shape_is_refused(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
+        """By its probe, or by the name of its base; a copy of the base has another name."""
+        reference = noised(toy_model, "x").save("x", tmp_path)
+        assert reference
+        make_toy_model(tmp_path / "sibling", seed=1)
+        copy = shutil.copytree(toy_model, tmp_path / "copy")
+        noised(copy, "x").start_from("x", reference, tmp_path)
+        foreign = shutil.copytree(tmp_path / reference["path"], tmp_path / "foreign")
+        (foreign / "probe.json").unlink()
+        unknown = {"path": "foreign", "sha256": folder_digest(foreign)}
+        noised(toy_model, "x").start_from("x", unknown, tmp_path)
+        other = f"was trained on another base model, '{toy_model.name}': "
+        for base, given in ((tmp_path / "sibling", reference), (copy, unknown)):
+            with pytest.raises(ConfigurationError, match=other) as caught:
+                noised(base, "x").start_from("x", given, tmp_path)
+            assert f"if {base} is a copy of it, give its folder that name" in caught.value.hint
 
     def test_a_truncated_adapter_is_refused(self, toy_model: Path, tmp_path: Path) -> None:
         reference = noised(toy_model, "x").save("x", tmp_path)
