@@ -1,7 +1,8 @@
 """Time and memory of sampling and training on a GPU, by a roofline model (Williams et al., CACM 2009).
 
 An operation takes the longer of the time for its arithmetic and the time to read its data. The peak
-values are those of data sheets; the shares of them that software reaches are assumptions.
+values are those of data sheets; the shares of them that software reaches are measured for training,
+and assumed for sampling.
 """
 
 from __future__ import annotations
@@ -81,13 +82,15 @@ class Efficiency:
     Attributes:
         prefill: of the operations, when a prompt is read.
         decoding: of the bandwidth, when tokens are sampled.
-        training: of the operations, in a training step.
+        training: of the operations, in a training step of a large base.
+        launch: minimum seconds of a layer in each micro-batch of training, for launching kernels.
         overhead: seconds of a decoding step in addition, for launching kernels and scheduling.
     """
 
     prefill: float = 0.5
     decoding: float = 0.6
     training: float = 0.35
+    launch: float = 0.0
     overhead: float = 0.004
 
 
@@ -99,11 +102,13 @@ class Costs:
         base: the model.
         device: each GPU.
         reached: the shares of its peak values.
+        micro: tokens of a micro-batch of training.
     """
 
     base: Base
     device: Device = H100
     reached: Efficiency = Efficiency()
+    micro: int = 8192
 
     @property
     def group(self) -> int:
@@ -133,9 +138,10 @@ class Costs:
         The base is frozen: a forward pass, the same again for the backward pass, and the gradients
         of the activations take two operations per parameter and token each.
         """
-        return (
-            6 * self.base.parameters * tokens / (self.device.flops * self.reached.training * gpus)
-        )
+        flops = self.device.flops * self.reached.training * gpus
+        batches = math.ceil(tokens / gpus / self.micro)
+        launching = batches * self.base.layers * self.reached.launch
+        return max(6 * self.base.parameters * tokens / flops, launching)
 
     def switch(self) -> float:
         """Return the seconds in which GPUs change between sampling and training.

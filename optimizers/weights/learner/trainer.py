@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -375,14 +376,16 @@ class Trainer:
 
     def save(self, folder: Path) -> Saved:
         """Store adapters and optimizer states, and return their references, relative to ``folder``."""
-        adapters = self.save_adapters(folder)
+        with ThreadPoolExecutor(1) as thread:  # hashing and writing leave the processor to others
+            optimizers = thread.submit(store_folder, self._write, folder, OPTIMIZERS)
+            adapters = self.save_adapters(folder)
         for name in adapters:
             if self.versions[name][-1] != (now := self.adapters.version(name)):
                 known = [*self.versions[name], now]
                 self.versions[name] = known[-2 - self.rollouts.max_staleness :]
         return Saved(
             adapters=adapters,
-            optimizers=store_folder(self._write, folder, OPTIMIZERS),
+            optimizers=optimizers.result(),
             versions={name: list(some) for name, some in self.versions.items()},
             skipped={name: updater.skipped for name, updater in self._updaters.items()},
         )

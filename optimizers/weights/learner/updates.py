@@ -169,7 +169,7 @@ class Updater:
         found = {}
         for name, tensor in self.parameters:
             for part, value in self._adam.state.get(tensor, {}).items():
-                found[f"{name}|{part}"] = value.detach().cpu().clone()
+                found[f"{name}|{part}"] = value.detach().cpu()
         return found
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -216,7 +216,7 @@ class ValueCritic:
     def state(self) -> dict[str, Tensor]:
         """Return all weights by name, to be stored with the optimizer states."""
         found = self.head.state_dict().items()
-        return {f"{HEAD}{key}": tensor.detach().cpu().clone() for key, tensor in found}
+        return {f"{HEAD}{key}": tensor.detach().cpu() for key, tensor in found}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore the weights that `state` returned."""
