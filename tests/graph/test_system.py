@@ -261,7 +261,6 @@ def test_one_component_at_two_nodes_has_one_configuration() -> None:
     system = System("demo", outputs={"y": rewriter(question=first, name="hop2")}, lm="x")
     assert list(system.parameters) == ["rewriter.prompt"]
     assert list(system.nodes) == ["rewriter", "hop2"]
-    assert system.nodes_of("rewriter") == ("rewriter", "hop2")
 
 
 def tuned() -> System:
