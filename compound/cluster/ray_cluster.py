@@ -57,12 +57,8 @@ class ClusterUnavailable(CompoundError):
 class RayCluster:
     """A cluster, which this process is connected to on first use.
 
-    Args:
-        address: address of the cluster: ``auto`` for that of the user, ``local`` to start one on
-            this machine, or ``host:port``.
-
-    Attributes:
-        ray: the library.
+    Its address is ``auto`` for that of the user, ``local`` to start one on this machine, or
+    ``host:port``. The attribute ``ray`` is the library.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -161,10 +157,7 @@ Function = Callable[[str], str]
 class RayTasks:
     """Runs tasks on a Ray cluster: functions that receive a text and return one.
 
-    Args:
-        address, cpus, start_seconds: as in the settings.
-        check: runs on every machine.
-        run: runs on a machine with a free place.
+    ``check`` runs on every machine, ``run`` on one with a free place.
 
     Raises:
         MissingExtra: Ray is not installed.

