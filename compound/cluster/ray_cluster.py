@@ -31,9 +31,7 @@ def own_cluster() -> str | None:
         return address
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
-        descriptor = os.open(
-            Path(folder) / FILE, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
-        )
+        descriptor = os.open(Path(folder) / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:

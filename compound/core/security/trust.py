@@ -11,7 +11,6 @@ working directory is read.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import tomllib
@@ -20,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compound.core.errors import ConfigurationError, DeclarationError, suggest_name
+from compound.core.web.addresses import is_loopback
 
 VARIABLE = "COMPOUND_TRUST"
 _ADDRESS = re.compile(
@@ -84,12 +84,7 @@ class Origin:
     @property
     def is_loopback(self) -> bool:
         """Whether the server runs on this machine."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host.strip("[]"))
 
     def __str__(self) -> str:
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
