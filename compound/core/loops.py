@@ -177,8 +177,7 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, owner: int)
 
 
 # the loop's thread does not survive a fork: the child starts its own on demand
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_loop.cache_clear)
+os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
 class Closable(Protocol):

@@ -11,6 +11,7 @@ working directory is read.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tomllib
@@ -19,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compound.core.errors import ConfigurationError, DeclarationError, suggest_name
-from compound.core.web.addresses import is_loopback
 
 VARIABLE = "COMPOUND_TRUST"
 _ADDRESS = re.compile(
@@ -84,7 +84,12 @@ class Origin:
     @property
     def is_loopback(self) -> bool:
         """Whether the server runs on this machine."""
-        return is_loopback(self.host.strip("[]"))
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
 
     def __str__(self) -> str:
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
