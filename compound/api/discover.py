@@ -157,9 +157,7 @@ def _strings(value: object) -> Iterator[str]:
                 yield from _strings(parse(value))
 
 
-def prompts_tree(
-    prompts: Sequence[FoundPrompt], *, models: Sequence[str] = (), temperature: bool = False
-) -> dict[str, dict[str, object]]:
+def prompts_tree(prompts: Sequence[FoundPrompt]) -> dict[str, dict[str, object]]:
     """Return prompts as the content of a ``prompts_file``, with their texts to tune."""
     tree: dict[str, dict[str, object]] = {}
     for prompt in prompts:
@@ -169,8 +167,4 @@ def prompts_tree(
                 text = prompt.match[role]
                 limit = {"max_length": 2 * len(text)} if len(text) > 4000 else {}
                 entry[setting] = {"tune": text, **limit}
-        if models:
-            entry["lm"] = {"choice": list(models)}
-        if temperature:
-            entry["temperature"] = {"float": [0.0, 1.0]}
     return tree

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         "init data.csv",
         "init data/ --lm openai/gpt-4o-mini --out qa.yaml",
         "init system.yaml --examples 20 --yes",
-        "init system.yaml --temperature --model smollm2 --model openai/gpt-4o-mini",
         "init script.py --data rows.csv --metric metrics:score",
     )
 )
@@ -66,13 +65,6 @@ def init(
     ] = 8,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Agents: accept every prompt without a question.")
-    ] = False,
-    model: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Agents: model among which prompts may choose; repeatable."),
-    ] = None,
-    temperature: Annotated[
-        bool, typer.Option(help="Agents: tune the temperature of each prompt, too.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Agents: print the found prompts as JSON, write nothing.")
@@ -112,7 +104,7 @@ def init(
                 [{k: v for k, v in asdict(each).items() if k != "results"} for each in found]
             )
         else:
-            _write_prompts(found, source, out, Choices(yes, force, tuple(model or ()), temperature))
+            _write_prompts(found, source, out, yes=yes, force=force)
         return
     _write_system(source, lm or "smollm2", out or Path("system.yaml"), force)
 
@@ -187,16 +179,6 @@ def _words(name: str) -> str:
 # --- the prompts of agents -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What the user chose for the prompts of agents."""
-
-    yes: bool
-    force: bool
-    models: tuple[str, ...]
-    temperature: bool
-
-
 def _discover(program: Program, file: Path, examples: int) -> list[Discovery]:
     """Run the agents of a system on train examples, and return their prompts."""
     from compound.api.discover import discover
@@ -208,15 +190,16 @@ def _discover(program: Program, file: Path, examples: int) -> list[Discovery]:
 
 
 def _write_prompts(
-    found: Sequence[Discovery], file: Path, out: Path | None, choices: Choices
+    found: Sequence[Discovery], file: Path, out: Path | None, *, yes: bool, force: bool
 ) -> None:
     """Show the prompts, and write the confirmed ones."""
     unasked = False
     for each in found:
         show_prompts(each)
-        confirmed = [prompt for prompt in each.prompts if confirm_prompt(prompt, choices.yes)]
+        confirmed = [prompt for prompt in each.prompts if confirm_prompt(prompt, yes)]
         if confirmed:
-            _write(each, confirmed, file, out, choices)
+            path = out or file.with_name(f"{each.agent}_prompts.yaml")
+            _write(each, confirmed, path, force=force)
         unasked = unasked or bool(each.prompts and not confirmed)
     if unasked and sys.stdin.isatty():
         print("\nno prompt was accepted, so that nothing was written")
@@ -229,18 +212,14 @@ def _write_prompts(
         raise typer.Exit(1)
 
 
-def _write(
-    found: Discovery, confirmed: list[FoundPrompt], file: Path, out: Path | None, choices: Choices
-) -> None:
+def _write(found: Discovery, confirmed: list[FoundPrompt], path: Path, *, force: bool) -> None:
     """Write the confirmed prompts, and say how to use the file."""
     from compound.api.discover import prompts_tree
     from compound.yaml.text import write
 
-    path = out or file.with_name(f"{found.agent}_prompts.yaml")
-    found_prompts = prompts_tree(confirmed, models=choices.models, temperature=choices.temperature)
     try:
-        with path.open("w" if choices.force else "x", encoding="utf-8") as opened:
-            opened.write(write(found_prompts))
+        with path.open("w" if force else "x", encoding="utf-8") as opened:
+            opened.write(write(prompts_tree(confirmed)))
     except FileExistsError:
         raise CompoundError(
             f"{path} exists", hint="choose another name by --out, or replace it by --force"
