@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from compound.components.agent_prompt import AgentPrompt
-from compound.components.gateway.documents import Document, GatewayExchange, text_slots
+from compound.components.gateway.documents import Document, GatewayExchange, text_of, text_slots
 from compound.core.errors import CallError, CompoundError, DeclarationError, OutputTypeError
 from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.limits import OUTPUT_DEPTH
@@ -61,7 +61,8 @@ class ExternalAgent(Composite):
     later runs; with ``"run"`` each run has a new process; with ``"thread"`` it runs in this process
     and receives the address as its parameters ``base_url`` and ``api_key``. A program reads the
     inputs as a JSON object on stdin, or at the places ``{input}`` of its arguments, and writes the
-    outputs as a JSON object to stdout; a single text also as it is.
+    outputs as a JSON object to stdout; a single text also as it is. If it writes nothing, a
+    single text is the last answer of a model.
 
     Args:
         name: the component's name.
@@ -212,6 +213,7 @@ class ExternalAgent(Composite):
                 return None
             sources = merge_addresses(sources, answer.sources)
             assert isinstance(answer.data, dict)  # the port's type
+            session.last = text_of(answer.data)
             return answer.data
 
         names = (self.lm,) if isinstance(self.lm, str) else ("default",)
@@ -245,6 +247,8 @@ class ExternalAgent(Composite):
             command = [_argument(part, given) for part in self.command]
             output = await run_program(command, dumps(given).encode(), env, self.folder)
             single = self.outputs["output"].type if list(self.outputs) == ["output"] else None
+            if session.last and single in (str, Any) and not output.strip():
+                return session.last
             return _parsed(output, single)
         if self.isolation == "thread":
             assert callable(self.call)

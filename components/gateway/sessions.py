@@ -238,6 +238,7 @@ class AgentSession:
             one ends.
         key: the bearer key of the run.
         count: number of requests so far.
+        last: text of the last answer.
         fatal: the error that ends the run, such as an exhausted budget.
     """
 
@@ -247,6 +248,7 @@ class AgentSession:
     on_busy: Callable[[bool], None] = lambda busy: None
     key: str = field(default_factory=lambda: f"run-{secrets.token_urlsafe(24)}", repr=False)
     count: int = 0
+    last: str = ""
     fatal: asyncio.Future[CompoundError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future(), repr=False
     )

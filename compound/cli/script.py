@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -49,6 +50,43 @@ builtins.input = read
 sys.stdin = io.TextIOWrapper(io.BytesIO("\\n".join([*given, ""]).encode()), "utf-8")
 sys.argv = [sys.argv[1]]
 runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+# runs a script that reads its table itself, with the inputs as the only row of it; what it writes
+# into its folder is removed, and it prints nothing, so that the result is the last answer of a model
+READ_TABLE = """\
+import builtins, csv, io, json, os, runpy, sys, tempfile
+
+given, (script, table, names) = json.load(sys.stdin), sys.argv[1:]
+names, own, plain = json.loads(names), os.getcwd() + os.sep, open
+table, scratch, moved, used = os.path.realpath(table), tempfile.TemporaryDirectory(), {}, set()
+with plain(table, newline="", encoding="utf-8-sig") as file:
+    row = next(csv.DictReader(file)) if table.endswith(".csv") else json.loads(next(file))
+row.update((names[name], value) for name, value in given.items())
+
+
+def redirected(file, mode="r", *args, **options):
+    path = os.path.realpath(file) if isinstance(file, (str, os.PathLike)) else ""
+    if path.startswith(own) and set(mode) & set("wax+"):
+        moved.setdefault(path, os.path.join(scratch.name, f"{len(moved)}-{os.path.basename(path)}"))
+    used.add(path)
+    return plain(moved.get(path, file), mode, *args, **options)
+
+
+builtins.open = io.open = redirected
+moved[table] = os.path.join(scratch.name, os.path.basename(table))
+with plain(moved[table], "w", newline="", encoding="utf-8") as file:
+    if table.endswith(".csv"):
+        csv.writer(file).writerows([row, row.values()])
+    else:
+        file.write(json.dumps(row))
+sys.argv, sys.stdout = [script], sys.stderr
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as end:
+    if end.code:
+        raise
+if table not in used:
+    sys.exit("the script does not open its table by open(), as csv, json and pandas do")
 """
 ARGUMENTS = (".add_argument", "click.argument", "click.option")
 SCRIPT = re.compile(r"(?P<file>.+\.py)(?::(?P<function>[^:]+))?")
@@ -244,6 +282,15 @@ def find_entry(path: Path, tree: ast.Module, function: str | None, table: DataTa
     read = _inputs_read(tree, table)
     if read is not None:
         return ScriptEntry({"command": [*command, "-c", READ_INPUTS, path.name, *read]}, read)
+    data = Path(str(table.source["path"]))
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    if data.suffix in (".csv", ".jsonl") and any(
+        isinstance(text, str) and text.endswith(data.name) for text in texts
+    ):
+        columns_read = {name: column.name for name, column in table.inputs.items()}
+        code = ["-c", READ_TABLE, path.name, str(data), json.dumps(columns_read)]
+        print(f"{path} reads {data} itself: it runs on one row, whose result is the last answer")
+        return ScriptEntry({"command": [*command, *code]}, columns_read)
     names = [column.name for column in table.columns if column is not table.gold]
     raise CompoundError(
         f"{path}: no function, argument or input() of the script has the names of columns of the "
@@ -315,14 +362,23 @@ def _command_line(tree: ast.Module, table: DataTable) -> tuple[list[str], dict[s
         if found or positional:
             return (arguments, found) if found and set(positional) <= set(used) else None
     places = {
-        getattr(node.slice.lower if isinstance(node.slice, ast.Slice) else node.slice, "value", 0)
+        place
         for node in ast.walk(tree)
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("sys.argv", "argv")
+        for place in _places(node.slice, len(names))
     } - {0}
     ports = {re.sub(r"\W+", "_", name.strip()): name for name in names}
     if places == set(range(1, len(names) + 1)):
         return [f"{{{port}}}" for port in ports], ports
     return ([], ports) if not places and _reads_json(tree) else None
+
+
+def _places(part: ast.expr, last: int) -> Sequence[object]:
+    """Return the arguments of a script that an index or a slice of its arguments means."""
+    if not isinstance(part, ast.Slice):
+        return [getattr(part, "value", 0)]
+    start, end = (getattr(bound, "value", None) for bound in (part.lower, part.upper))
+    return range(last + 1)[start if isinstance(start, int) else 0 : end]
 
 
 def _names_read(tree: ast.Module, what: str) -> list[str]:
@@ -461,7 +517,7 @@ def _find_prompts(system: Mapping[str, object], out: Path, trust: Sequence[str])
 
 def _require_requests(found: Discovery, path: Path, tree: ast.Module) -> None:
     """Raise if there is nothing to tune: the runs failed, or sent no request through the gateway."""
-    if found.prompts:
+    if found.prompts and len(found.failed) < found.runs:
         return
     if found.usage.calls and len(found.failed) < found.runs:
         raise CompoundError(

@@ -30,6 +30,7 @@ from compound.interchange.source_strings import (
 
 LEAST_SHARE = 0.5  # of the constant characters of a text that a string must have
 WORDS_SHARE = 0.3  # the same of the characters of its words, of which expressions may cut some
+LEAST_PIECE = 8  # characters of a string that is named as a part of a text
 MAX_EXPRESSIONS = 30  # of a string
 
 
@@ -151,7 +152,12 @@ def _change(files: Sequence[SourceFile], template: PromptTemplate, new: str) -> 
     """Put a text in place of the strings that have another one; return what a reader must know."""
     best = _origins(files, template)
     if not best:
-        return "no string in the agent's files has the original text"
+        pieces = ", ".join(_pieces(files, template))
+        return "no string in the agent's files has the original text" + (
+            f"; it is put together from parts in {pieces}, so write it there yourself"
+            if pieces
+            else ""
+        )
     if len({tuple(each.parts) for _, each, _ in best}) > 1:
         places = ", ".join(dict.fromkeys(file.name for file, _, _ in best))
         return f"several strings could be its origin (in {places})"
@@ -169,6 +175,18 @@ def _change(files: Sequence[SourceFile], template: PromptTemplate, new: str) -> 
         if kind == "code" and code not in each.known and (kind, code) not in parts
     ]
     return f"the new text does not use {', '.join(lost)}, the same in all runs" if lost else ""
+
+
+def _pieces(files: Sequence[SourceFile], template: PromptTemplate) -> list[str]:
+    """Return the lines of strings that are parts of a text, as ``file:line``, at most five."""
+    places = [
+        f"{file.name}:{file.text.count(chr(10), 0, each.start) + 1}"
+        for file in files
+        for each in file.strings
+        for kind, text in each.parts
+        if kind == "text" and len(text.strip()) >= LEAST_PIECE and text.strip() in template.text
+    ]
+    return [*dict.fromkeys(places)][:5]
 
 
 def _match(string: SourceString, template: PromptTemplate) -> tuple[int, int, dict[str, Parts]]:
@@ -191,25 +209,41 @@ def _match(string: SourceString, template: PromptTemplate) -> tuple[int, int, di
             return 0, 0, {}
         size = len("".join(template.constants).strip())
         return size, size, {name: (("text", value),) for name, value in found.items()}
-    pattern = "".join(
-        re.escape(text)
-        if kind == "text"
-        else f"({re.escape(known[text])})"
-        if text in known
-        else "(.*?)"
-        for kind, text in parts
-    )
-    matched = re.fullmatch(pattern, template.text, re.DOTALL)
-    if matched is None:
-        return 0, 0, {}
-    values: dict[str, Parts] = {}
-    for code, text in zip(codes, matched.groups(), strict=True):
-        names = PLACEHOLDER.findall(text)
-        if len(names) == 1 and PLACEHOLDER.fullmatch(text.strip()):
-            values[names[0]] = (("code", code),)
-        elif names:  # an expression stands for more than one placeholder
-            return 0, 0, {}
-    return (own + named, own, values) if set(template.names) <= set(values) else (0, 0, {})
+    for groups in ([[part] for part in parts], _grouped(parts)):
+        pattern = "".join(
+            re.escape(text)
+            if kind == "text"
+            else f"({re.escape(known[text])})"
+            if text in known and not rest
+            else "(.*?)"
+            for (kind, text), *rest in groups
+        )
+        matched = re.fullmatch(pattern, template.text, re.DOTALL)
+        gaps = [group for group in groups if group[0][0] == "code"]
+        values: dict[str, Parts] = {}
+        for group, text in zip(gaps, matched.groups() if matched else (), strict=bool(matched)):
+            names = PLACEHOLDER.findall(text)
+            if len(names) == 1 and PLACEHOLDER.fullmatch(text.strip()):
+                values[names[0]] = group
+            elif names:  # an expression stands for more than one placeholder
+                return 0, 0, {}
+        if matched and set(template.names) <= set(values):
+            return own + named, own, values
+    return 0, 0, {}
+
+
+def _grouped(parts: Parts) -> list[list[Part]]:
+    """Return parts in groups: expressions without a word between them, which have one placeholder."""
+    groups: list[list[Part]] = []
+    for part in parts:
+        last = groups[-1][-1] if groups and part[0] == "code" else ("", "")
+        if last[0] == "code":
+            groups[-1].append(part)
+        elif last[0] == "text" and len(groups) > 1 and not re.search(r"[^\W_]", last[1]):
+            groups[-2:] = [[*groups[-2], last, part]]
+        else:
+            groups.append([part])
+    return groups
 
 
 def _filled(text: str, values: Mapping[str, Parts]) -> list[Part]:

@@ -270,7 +270,8 @@ def _writer(
 
 def _outermost(tree: ast.AST, constants: Mapping[str, str]) -> Iterator[ast.expr]:
     """Yield strings, and sums that contain one, but not the strings in them, and no docstrings."""
-    for child in ast.iter_child_nodes(tree):
+    fields = [value if isinstance(value, list) else [value] for _, value in ast.iter_fields(tree)]
+    for child in itertools.chain.from_iterable(map(_joined, fields)):
         if isinstance(child, ast.Expr) and _is_text(child.value):  # a docstring, or a comment
             continue
         terms = _terms(child) if isinstance(child, ast.expr) else []
@@ -280,6 +281,33 @@ def _outermost(tree: ast.AST, constants: Mapping[str, str]) -> Iterator[ast.expr
             yield child
         else:
             yield from _outermost(child, constants)
+
+
+def _joined(nodes: Sequence[object]) -> Iterator[ast.AST]:
+    """Yield nodes; an assignment and the texts that the next ones append to it by += as a sum."""
+    whole: ast.expr | None = None
+    target = ""
+    for node, following in itertools.pairwise([*nodes, None]):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            target, whole = ast.unparse(targets[-1]), node.value
+        elif _appends(node, target) and whole is not None:
+            assert isinstance(node, ast.AugAssign)
+            first, whole = whole, ast.BinOp(whole, ast.Add(), node.value)
+            ast.copy_location(whole, first)
+            whole.end_lineno, whole.end_col_offset = node.end_lineno, node.end_col_offset
+        else:
+            target, whole = "", None
+        if isinstance(node, ast.AST) and not _appends(following, target):
+            yield whole if whole is not None and isinstance(node, ast.AugAssign) else node
+
+
+def _appends(node: object, target: str) -> bool:
+    return (
+        isinstance(node, ast.AugAssign)
+        and isinstance(node.op, ast.Add)
+        and ast.unparse(node.target) == target
+    )
 
 
 def _known(parts: Parts, constants: Mapping[str, str]) -> dict[str, str]:

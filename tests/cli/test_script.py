@@ -125,7 +125,7 @@ def test_the_diff_of_a_script_sends_the_prompts_that_were_measured(
         f"  apply it by: patch -p1 -d {folder} < {path}",
     ]
     assert path.read_text() == diff
-    assert f"+    return ask('{BETTER}', draft" in diff
+    assert f"+    return ask({json.dumps(BETTER)}, draft" in diff
     subprocess.run(["patch", "-p1", "--quiet"], input=diff.encode(), check=True, timeout=60)
     server.requests.clear()
     subprocess.run([sys.executable, "triage.py"], check=True, timeout=60)
@@ -135,8 +135,52 @@ def test_the_diff_of_a_script_sends_the_prompts_that_were_measured(
     assert "using triage.yaml" in again.stderr
 
 
+def test_a_script_that_reads_its_table_runs_on_one_row_at_a_time(
+    folder: Path, server: FakeOpenAI
+) -> None:
+    source = """
+import csv, pathlib
+import openai
+
+client = openai.OpenAI(max_retries=0)
+with open(pathlib.Path(__file__).parent / "rows.csv") as file:
+    rows = list(csv.DictReader(file))
+right = 0
+for row in rows:
+    prompt = "You are a classifier."
+    prompt += " Name the topic."
+    messages = [{"role": "system", "content": prompt}, {"role": "user", "content": row["question"]}]
+    made = client.chat.completions.create(model="m", messages=messages)
+    row["found"] = made.choices[0].message.content
+    right += row["found"] == row["answer"]
+    print(row["id"], row["found"])
+with open("found.csv", "w") as file:
+    csv.DictWriter(file, rows[0]).writerows(rows)
+print(open("found.csv").read(), right / len(rows))
+"""
+    (folder / "loop.py").write_text(source)
+    (folder / "found.csv").write_text("kept")
+    common = ("loop.py", "--data", "rows.csv", "--metric", "metrics.py:score", "--yes")
+    found = run(*common, command="init")
+    assert "classifier: 8 requests in 8 runs" in found.stdout
+    assert "it returned 'billing'" in found.stdout  # the last answer, not what it printed
+    sent = {request["messages"][1]["content"] for request in server.requests}
+    assert len(sent) == 8
+    assert (folder / "found.csv").read_text() == "kept"
+    (folder / "loop.py").write_text(
+        source.replace("csv.DictReader(file)", "csv.DictReader(open(os.open('rows.csv', 0)))")
+        .replace("import csv", "import csv, os")
+        .replace("in rows:", "in rows[:1]:")
+        .replace('open(pathlib.Path(__file__).parent / "rows.csv")', 'open("metrics.py")')
+    )
+    (folder / "loop.yaml").unlink()
+    failed = CliRunner().invoke(app, ["init", *common])
+    assert "all 8 runs of loop.py failed" in str(failed.exception)
+    assert "does not open its table by open()" in failed.output
+
+
 PROGRAMS = {
-    "argv": ("question, product = sys.argv[1], sys.argv[2]", "print(text)"),
+    "argv": ("question, product = sys.argv[1:3]", "print(text)"),
     "argparse": (
         "parser = argparse.ArgumentParser()\nparser.add_argument('question')\n"
         "parser.add_argument('-p', '--product')\nparser.add_argument('--verbose', action='store_true')\n"
@@ -236,12 +280,12 @@ ENTRIES: Mapping[str, tuple[str, str | None, object]] = {
     "nothing returned": (
         "def f(question): print(question)",
         None,
-        "no function, argument or input",
+        "no function, argument or input\\(\\) of the script",
     ),
     "two that fit": (
         "def f(question): return 1\ndef g(product): return 2",
         None,
-        "several functions fit",
+        "several functions fit the columns of the data: f, g",
     ),
     "unknown": ("def f(question): return 1", "g", "no function 'g'"),
     "other parameters": ("def f(query): return 1", "f", "parameters of f are not columns"),
@@ -278,21 +322,56 @@ def write(name: str, text: str) -> Callable[[Path], None]:
     return change
 
 
-NO_REQUEST = "def f(question):\n    return question"
 OWN_ADDRESS = TRIAGE.replace("max_retries=0", 'base_url="http://127.0.0.1:9/v1", max_retries=0')
-GIVEN = "triage.py --data rows.csv"
-FAULTS: Mapping[str, tuple[Callable[[Path], None] | None, str, str]] = {
-    "without data": (None, "triage.py", "a script needs --data"),
-    "of a file": (write("system.yaml", "system: a"), "system.yaml --data rows.csv", "for scripts"),
-    "no script": (None, "other.py --data rows.csv", "no such file"),
-    "no Python": (write("triage.py", "def"), GIVEN, "not Python"),
-    "other file in the way": (write("triage.yaml", "system: mine"), GIVEN, "did not write it"),
-    "own address": (write("triage.py", OWN_ADDRESS), GIVEN, "remove base_url \\(line 6\\)"),
-    "no request": (write("triage.py", NO_REQUEST), GIVEN, "sent no request that could be recorded"),
-    "metric elsewhere": (None, f"{GIVEN} --metric {__file__}:score", "test_script.py is not in"),
-    "not confirmed": (None, GIVEN, "no prompt of triage.py was chosen"),
-    "dry run": (None, f"{GIVEN} --dry-run", "the prompts of triage.py are not known yet"),
-    "not allowed": (None, f"{GIVEN} --no-import", "--no-import does not allow to run triage.py"),
+FAULTS: Mapping[str, tuple[Callable[[Path], None], list[str], str]] = {
+    "without data": (lambda folder: None, ["triage.py"], "a script needs --data"),
+    "of a file": (
+        write("system.yaml", "system: a"),
+        ["system.yaml", "--data", "rows.csv"],
+        "are for scripts",
+    ),
+    "no script": (lambda folder: None, ["other.py", "--data", "rows.csv"], "no such file"),
+    "no Python": (write("triage.py", "def"), ["triage.py", "--data", "rows.csv"], "not Python"),
+    "other file in the way": (
+        write("triage.yaml", "system: mine"),
+        ["triage.py", "--data", "rows.csv"],
+        "these options did not write it",
+    ),
+    "own address": (
+        write("triage.py", OWN_ADDRESS),
+        ["triage.py", "--data", "rows.csv"],
+        "remove base_url \\(line 6\\)",
+    ),
+    "no request": (
+        write("triage.py", "def f(question):\n    return question"),
+        ["triage.py", "--data", "rows.csv"],
+        "sent no request that could be recorded",
+    ),
+    "runs that fail after a request": (
+        write("triage.py", TRIAGE.replace('return ask("You are an editor', 'return 1 / ask("You')),
+        ["triage.py", "--data", "rows.csv", "--yes"],
+        "all 8 runs of triage.py failed",
+    ),
+    "metric elsewhere": (
+        lambda folder: None,
+        ["triage.py", "--data", "rows.csv", "--metric", f"{__file__}:score"],
+        "test_script.py is not in .*, the folder of the script",
+    ),
+    "not confirmed": (
+        lambda folder: None,
+        ["triage.py", "--data", "rows.csv"],
+        "no prompt of triage.py was chosen",
+    ),
+    "dry run": (
+        lambda folder: None,
+        ["triage.py", "--data", "rows.csv", "--dry-run"],
+        "the prompts of triage.py are not known yet",
+    ),
+    "not allowed": (
+        lambda folder: None,
+        ["triage.py", "--data", "rows.csv", "--no-import"],
+        "--no-import does not allow to run triage.py",
+    ),
 }
 
 
@@ -301,11 +380,10 @@ def test_faults_are_named_and_nothing_is_written(
     folder: Path, server: FakeOpenAI, fault: str
 ) -> None:
     change, arguments, message = FAULTS[fault]
-    if change is not None:
-        change(folder)
+    change(folder)
     before = {path.name for path in folder.iterdir() if path.suffix in (".py", ".yaml", ".csv")}
     with pytest.raises(CompoundError, match=message):
-        run(*arguments.split())
+        run(*arguments)
     after = {path.name for path in folder.iterdir() if path.suffix in (".py", ".yaml", ".csv")}
     assert after == before
 

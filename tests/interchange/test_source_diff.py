@@ -47,6 +47,11 @@ SOURCES = {
         "def text(place, day):\n    return 'You are a geographer of ' + place + '.\\nBe kind.'\n",
         ["place"],
     ),
+    "appended": (
+        "def text(place, day):\n    found: str = 'You are a geographer'\n    found += f' of {place}. '\n"
+        "    found += 'Be kind.'\n    return found\n",
+        ["place"],
+    ),
     "implicit concatenation": (
         'def text(place, day):\n    return (\n        "You are a geographer "\n'
         '        f"of {place}. "  # a comment\n        f"Today is {day!s:>3}."\n    )\n',
@@ -164,6 +169,17 @@ def test_the_patched_source_makes_the_tuned_text(tmp_path: Path, form: str, new:
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
+def test_values_without_a_word_between_them_have_one_placeholder(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "def text(place, day):\n    return f'You are a geographer of {place}:\\n{day}'\n"
+    )
+    found = diff_of(tmp_path, "You are a geographer of {{place}}", "Geography of {{place}}.")
+    assert not found.notes
+    apply(found)
+    assert text(tmp_path, "Peru", "2026") == "Geography of Peru:\n2026."
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
 @pytest.mark.parametrize(
     ("template", "made"),
     [
@@ -196,7 +212,12 @@ def test_the_text_may_be_in_a_file_of_its_own(tmp_path: Path, template: str, mad
     [
         (
             "text = ' '.join(found := ['You are a geographer.', 'Be kind.'])",
-            "no string in the agent's files",
+            "no string in the agent's files has the original text; it is put together from parts in "
+            "agent.py:1",
+        ),
+        (
+            "if a:\n    x = 'You are a geographer.'\nelse:\n    x += ' Be kind.'",
+            "parts in agent.py:2, agent.py:4",
         ),
         ("a = 'You are a geographer. Be kind.'\nb = f'{a} Be kind.'", ""),
         (
