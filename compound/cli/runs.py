@@ -18,14 +18,20 @@ from compound.core.security.sanitize import sanitize_for_terminal
 RECENT = 3e7  # seconds in which a date needs no year
 
 runs = typer.Typer(
-    help="List, report, compare, trace, track, verify or copy runs.",
-    no_args_is_help=True,
+    help="List, report, compare, trace, track, verify or copy runs; by default list those in runs.",
+    invoke_without_command=True,
     rich_markup_mode=None,
 )
 app.add_typer(runs, name="runs")
 
 Folder = Annotated[Path, typer.Option("--dir", help="Folder that holds the run directories.")]
 Run = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
+
+
+@runs.callback()
+def default(context: typer.Context) -> None:  # noqa: D103 - the help is that of the group
+    if context.invoked_subcommand is None:
+        list_()
 
 
 @runs.command("list", epilog=format_examples("runs list", "runs list --dir results --json"))
@@ -220,7 +226,8 @@ def ui(
         from compound.api.studio.application import serve
 
     def opened(address: str) -> None:
-        print(f"the runs in {folder} are shown on {address} (Ctrl-C ends)", flush=True)
+        place = folder if folder.exists() else f"{folder}, which does not exist yet,"
+        print(f"the runs in {place} are shown on {address} (Ctrl-C ends)", flush=True)
         if not no_browser:
             import webbrowser
 

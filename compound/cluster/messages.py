@@ -27,15 +27,25 @@ class WorkerMessage(BaseModel):
 
 
 class Facts(WorkerMessage):
-    """Facts that must be equal on the driver and on every worker."""
+    """Facts that must be equal on the driver and on every worker.
 
-    protocol: int  # version of these messages
-    compound: str  # version of the package
-    source: str  # digest of its source files
-    python: str  # version, major and minor
-    system: str  # identity of the rebuilt system
-    components: dict[str, str]  # their versions, which cover code and data
-    modules: dict[str, str]  # digests of those imported from the folder of the file
+    Attributes:
+        protocol: version of these messages.
+        compound: version of the package.
+        source: digest of the package's source files.
+        python: version of Python, major and minor.
+        system: identity of the rebuilt system.
+        components: version of each component, which covers its code and data.
+        modules: digest of each module imported from the folder of the file.
+    """
+
+    protocol: int
+    compound: str
+    source: str
+    python: str
+    system: str
+    components: dict[str, str]
+    modules: dict[str, str]
 
 
 # From the driver to a worker
@@ -48,7 +58,15 @@ class Hello(WorkerMessage):
 
 
 class MakeCall(WorkerMessage):
-    """Execute a call; ``values`` are those of the component's settings."""
+    """Execute a call.
+
+    Attributes:
+        component: the name of the component.
+        address: the address of the call in its trace.
+        seed: seed of the call's random stream.
+        values: the values of the component's settings.
+        inputs: a value for each input.
+    """
 
     component: str
     address: str

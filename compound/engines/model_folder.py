@@ -73,7 +73,13 @@ def load_causal(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the causal language model in a folder onto a device, and its tokenizer.
 
-    ``auto`` leaves the choice of attention kernels to transformers.
+    Args:
+        folder: the folder of the model.
+        dtype: the number format, as a name of torch.
+        device: the device.
+        attention: the attention kernels; ``auto`` leaves the choice to transformers.
+        quantization: ``8bit`` or ``4bit`` quantizes the linear layers by bitsandbytes, ``none``
+            does not.
 
     Raises:
         CompoundError: the folder contains code or unsafe settings; see `check_model_folder`.

@@ -29,6 +29,7 @@ from compound.core.engine import (
     TokenRecord,
     TokenRow,
     Usage,
+    UsageDocument,
 )
 from compound.core.errors import RateLimited, RunFailed, TransientError
 from compound.core.formatting import format_names, format_repr, short_repr
@@ -359,7 +360,7 @@ def _usage_as_text(usage: Usage) -> list[str]:
 
 if TYPE_CHECKING:
     StoredFailure = FailureRow
-    StoredUsage = dict[str, Any]
+    StoredUsage = UsageDocument
     StoredTokens = TokenRow
     StoredExchange = ExchangeDocument
 else:

@@ -42,6 +42,7 @@ def test_the_table_fits_a_terminal(
 ) -> None:
     monkeypatch.setattr("compound.cli.runs.width_of", lambda _: width)
     lines = cli("runs", "list").out.split("\n")
+    assert cli("runs").out.split("\n") == lines
     assert lines[0].split() == heading.split()
     rows = lines[1 : 2 + len(NAMES) + 1]
     assert all(cell_len(line) <= width for line in rows)

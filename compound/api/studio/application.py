@@ -198,7 +198,8 @@ def application(folder: Path, settings: ServerSettings | None = None) -> Starlet
         exception_handlers=dict.fromkeys((CompoundError, HTTPException, Exception), _on_error),
         lifespan=lifespan,
     )
-    made.add_middleware(Guard, **(settings or ServerSettings(max_body=2**16)).admission)
+    settings = settings or ServerSettings(max_body=2**16)
+    made.add_middleware(Guard, settings=settings, count=lambda scope, status: None)
     return made
 
 
@@ -302,7 +303,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     message = sanitize_text(message)
     if request.method == "POST":
         return HTTPProblem(status, "failed", message).response()
-    return html("error.html", {"message": message, "status": status}, status)
+    return html("error.html", {"message": message}, status)
 
 
 def serve(folder: Path, host: str, port: int, opened: Callable[[str], object]) -> None:

@@ -198,7 +198,11 @@ class Runs:
 
     def _summary(self, name: str) -> dict[str, Any]:
         try:
+            name.encode()
             return self._find(name).summary()
+        except UnicodeEncodeError:  # it could be in no address
+            name = name.encode(errors="replace").decode()
+            return {"name": name, "state": "damaged", "problem": f"{name!r} is not named in UTF-8"}
         except RunDirectoryError as error:  # such as a folder that cannot be inspected
             return {"name": name, "state": "damaged", "problem": str(error)}
 

@@ -349,7 +349,8 @@ def example(run: Run, options: Options) -> View:
     others = traces[::-1] if len(traces) > 1 else [None]
     shown = [trace for trace in traces if trace is not None]
     if None in traces and read < 1:
-        raise CompoundError(f"{read:.0%} of the traces are read", hint="load the page again")
+        message = f"{read:.0%} of the traces are read; the page loads itself again."
+        return "error.html", {"message": message, "title": "Reading the traces", "refresh": 300}
     if not shown:
         raise CompoundError(f"there is no recorded run of example {name!r} ({query.split})")
     names = run.configurations()

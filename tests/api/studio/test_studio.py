@@ -161,6 +161,8 @@ class TestForeignRuns:
         assert link(name) in client.get("/").text
         for view in ("overview", "candidates", "examples", "label"):
             assert client.get(link(name, view)).status_code == 200
+        (folder / "one").rename(folder / "\udcff")
+        assert "is not named in UTF-8" in client.get("/").text
 
     def test_links_of_hostile_names_stay_below_the_run(self) -> None:
         assert link('a"/../b?c', "example", example='"&<x') == (
@@ -456,6 +458,17 @@ def test_an_example_is_not_said_to_be_missing_while_traces_are_read(
     page = client.get("/run/one?view=example&example=e59").text
     assert "not run with this configuration" not in page
     assert page.count("<section aria-label=") == 2
+
+
+def test_an_example_that_is_not_read_yet_loads_itself_again(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression test: on a busy machine, the page of an example ended with status 409."""
+    monkeypatch.setattr(TraceIndex, "extend", lambda *_, **__: 0.25)
+    monkeypatch.setattr(TraceIndex, "trace", lambda *_: None)
+    answer = client.get("/run/one?view=example&example=e59")
+    assert (answer.status_code, "25% of the traces are read" in answer.text) == (200, True)
+    assert 'data-refresh="300"' in answer.text
 
 
 class TestUnchangedResult:

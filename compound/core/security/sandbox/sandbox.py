@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from compound.core.errors import CallError, MissingExtra, SandboxUnavailable
 from compound.core.security.sandbox.launchers import (
     LAUNCHERS,
+    Descriptors,
     Launcher,
     LauncherName,
     python_view,
@@ -234,7 +235,7 @@ async def _launch(
         stack.callback(os.close, reading)
         try:
             process = await asyncio.create_subprocess_exec(
-                *launcher.command(limits, compiled, document, writing),
+                *launcher.command(limits, Descriptors(document, writing, compiled)),
                 stdin=given,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
