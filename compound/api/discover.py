@@ -16,13 +16,14 @@ from compound.core.errors import DeclarationError
 from compound.core.example import Example
 from compound.core.loops import run_blocking
 from compound.core.storage.records import Damaged, parse
-from compound.execution.budget import Meter
 from compound.execution.executor import Executor
 from compound.execution.trace import Call, Trace
 from compound.graph.registry.engines import for_system
 from compound.graph.system import System
 
 __all__ = ["Discovery", "discover", "prompts_tree"]
+
+CONCURRENCY = 4  # runs at a time
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,11 @@ def discover(
     system: System,
     examples: Sequence[Example],
     find: Callable[[str], Engine],
-    *,
-    meter: Meter | None = None,
-    concurrency: int = 4,
 ) -> list[Discovery]:
     """Run a system on examples, and return the prompts of each of its external agents.
 
     Raises:
         DeclarationError: the system has no external agent, or there are fewer than two examples.
-        BudgetExhausted: the runs do not fit into the budget.
     """
     agents = [found for found in system.components.values() if isinstance(found, ExternalAgent)]
     if not agents:
@@ -72,19 +69,15 @@ def discover(
         )
     if len(examples) < 2:
         raise DeclarationError("finding prompts needs at least 2 examples, but there are fewer")
-    traces = run_blocking(_run(system, examples, find, meter or Meter(), concurrency))
+    traces = run_blocking(_run(system, examples, find))
     return [_discovery(agent, system, traces) for agent in agents]
 
 
 async def _run(
-    system: System,
-    examples: Sequence[Example],
-    find: Callable[[str], Engine],
-    meter: Meter,
-    concurrency: int,
+    system: System, examples: Sequence[Example], find: Callable[[str], Engine]
 ) -> list[Trace]:
-    executor = Executor(for_system(find, system), meter=meter)
-    turns = asyncio.Semaphore(concurrency)
+    executor = Executor(for_system(find, system))
+    turns = asyncio.Semaphore(CONCURRENCY)
 
     async def one(example: Example) -> Trace:
         async with turns:

@@ -40,8 +40,8 @@ class Prices(State):
     ...     CallShare(component="a", depends=["a"], share=0.25),
     ...     CallShare(component="b", depends=["a", "b"], share=0.75),
     ... ])
-    >>> prices.change(["a"]), prices.change(["b"]), prices.call("a"), prices.savings("a")
-    (1.0, 0.75, 0.25, 4.0)
+    >>> prices.change(["a"]), prices.change(["b"]), prices.call("a")
+    (1.0, 0.75, 0.25)
     """
 
     # the counted calls of a run. Empty if no call is counted, in which case nothing is cached and
@@ -64,13 +64,6 @@ class Prices(State):
         if not self.calls:
             return 1.0
         return min(1.0, sum(c.share for c in self.calls if c.component == component))
-
-    def savings(self, component: str) -> float:
-        """Return by how much a local evaluation of a component is cheaper than a global one."""
-        whole, own = self.change([component]), self.call(component)
-        if own:
-            return whole / own
-        return math.inf if whole else 1.0
 
 
 def measure_prices(system: System, traces: Iterable[Trace]) -> Prices:

@@ -22,7 +22,6 @@ from compound.optimization.runs.candidate_record import (
     describe_costs,
     describe_limits,
     front,
-    hypervolume,
     read_candidates,
 )
 from compound.optimization.runs.directory import inconsistency_errors
@@ -187,18 +186,12 @@ def _detectable(record: Record) -> Facts:
     return {}
 
 
-def candidate_facts(candidates: Sequence[CandidateRecord], cost: str = "") -> Facts | None:
-    """Return all evaluated configurations, and the front of gain against a cost, which all have.
-
-    The cost is ``tokens``, ``usd`` or ``seconds``, by default that of
-    `compound.optimization.runs.candidate_record.cost_name`.
-    """
+def candidate_facts(candidates: Sequence[CandidateRecord]) -> Facts | None:
+    """Return all evaluated configurations, and the front of gain against a cost, which all have."""
     if not candidates:
         return None
-    cost = cost or cost_name(candidates)
+    cost = cost_name(candidates)
     best = front(candidates, cost)
-    costs = [float(getattr(candidate, cost)) for candidate in candidates]
-    worst = min(candidate.gain or 0.0 for candidate in candidates), max(costs)
     numbers = {candidate.digest: number for number, candidate in enumerate(candidates, 1)}
     rows = [
         {
@@ -210,8 +203,7 @@ def candidate_facts(candidates: Sequence[CandidateRecord], cost: str = "") -> Fa
         }
         for number, candidate in enumerate(candidates, 1)
     ]
-    points = [(c.gain or 0.0, float(getattr(c, cost))) for c in best]
-    return {"cost": cost, "hypervolume": hypervolume(points, worst), "rows": rows}
+    return {"cost": cost, "rows": rows}
 
 
 def _split(record: Record, before: str, after: str) -> Facts:

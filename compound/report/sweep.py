@@ -19,7 +19,6 @@ from compound.core.engine import NO_USAGE
 from compound.core.errors import RunDirectoryError
 from compound.evaluation.evaluate import Evaluation, joint_bounds
 from compound.evaluation.statistics import (
-    UNIT,
     Bounds,
     cluster_mean_interval,
     difference_bounds,
@@ -86,12 +85,6 @@ def compare(
         "seeds": seeds,
         "budgets": dict(budgets),
         "rows": [row for file in files for row in _rows(str(file), runs, controls)],
-        "accuracy": [
-            row
-            for file in files
-            for method in methods
-            for row in _accuracies([run for run in runs if run.is_of(file, method)])
-        ],
         "runs": [run.facts() for run in runs],
         "controls": [_control(run) for run in controls],
     }
@@ -114,14 +107,10 @@ class _Run:
         }
         self.verdicts = [is_supported(e) for e in record.all("decision")] if record else []
         self.training = _training(record) if record else None
-        self.accuracy = _accuracy(record) if record else {}
 
     @property
     def done(self) -> bool:
         return self.row["status"] == "finished"
-
-    def is_of(self, file: object, method: object) -> bool:
-        return self.done and (self.row["file"], self.row["method"]) == (file, method)
 
     def facts(self) -> Facts:
         return {
@@ -132,7 +121,6 @@ class _Run:
             "accepted": sum(self.verdicts),
             "decisions": len(self.verdicts),
             **items_of(self.record.spent if self.record else {}, SPENDING),
-            "accuracy": self.accuracy,
             "training": self.training,
         }
 
@@ -149,13 +137,6 @@ def _training(record: Record) -> Facts | None:
     except RunDirectoryError:  # scores do not depend on it, and the run's report shows it
         return None
     return items_of(found["totals"], TRAINED) if found else None
-
-
-def _accuracy(record: Record) -> Facts:
-    """Return the latest held-out ranking accuracy of each component's local reward."""
-    history = record.state.search.history if record.state.search else []
-    found = (job.facts["accuracy"] for job in reversed(history) if job.facts.get("accuracy"))
-    return next(found, {})
 
 
 def _rows(file: str, runs: Sequence[_Run], controls: Sequence[ControlRun]) -> Iterator[Facts]:
@@ -226,23 +207,6 @@ def _control(run: ControlRun) -> Facts:
         "failed": evaluation.failed if evaluation else 0,
         **(evaluation.usage if evaluation else NO_USAGE).to_json(),
     }
-
-
-def _accuracies(runs: Sequence[_Run]) -> Iterator[Facts]:
-    """Yield the ranking accuracy of each component's local reward, averaged over seeds."""
-    for component in dict.fromkeys(chain.from_iterable(run.accuracy for run in runs)):
-        mine = [run.accuracy[component] for run in runs if component in run.accuracy]
-        found = interval_of_means([m["mean"] for m in mine], bounds=UNIT).to_json()
-        source = mine[0] if len(mine) == 1 else found
-        yield {
-            **items_of(runs[0].row, ("file", "method")),
-            "component": component,
-            "mean": found["mean"],
-            **items_of(source, ("low", "high")),
-            "seeds": len(mine),
-            "pairs": _mean([m["pairs"] for m in mine]),
-            "inputs": _mean([m["inputs"] for m in mine]),
-        }
 
 
 def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -> Facts | None:

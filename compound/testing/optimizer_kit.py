@@ -22,7 +22,7 @@ import numpy as np
 from compound.components.llm import LLM
 from compound.core.engine import Completion, Engine, Request
 from compound.core.errors import CompoundError
-from compound.core.example import Example, Metric, Values
+from compound.core.example import Example, Metric
 from compound.core.formatting import short_repr
 from compound.evaluation.metrics.custom import custom
 from compound.execution.budget import MeterState
@@ -442,7 +442,9 @@ class OptimizerKit:
 
     def metric(self) -> Metric:
         """Return the global reward."""
-        return custom(_is_right, "is_right", bounds=(0, 1))
+        return custom(
+            lambda outputs, example: float(outputs["answer"] == "right"), "is_right", bounds=(0, 1)
+        )
 
     def engine(self) -> Engine:
         """Return the model of the system, which also answers requests for proposals.
@@ -553,7 +555,7 @@ class OptimizerKit:
 
     def test_a_constant_metric_shows_no_gain(self) -> None:
         """If all scores are equal, ``after`` is not above ``before``."""
-        constant = custom(_half, "constant", bounds=(0, 1))
+        constant = custom(lambda outputs, example: 0.5, "constant", bounds=(0, 1))
         _, proposal = self.job(metric=constant).run(self.make())
         if proposal.before is not None and proposal.after is not None:
             assert proposal.after <= proposal.before + ROUNDING, (
@@ -603,11 +605,3 @@ def _answer(message: str, rng: np.random.Generator) -> str:
     text = f"Style {'abc'[int(rng.integers(3))]}. {BETTER if rng.random() < 0.6 else 'Be quick.'}"
     answer = "Yes" if rng.random() < 0.5 else "No"
     return f"<prompt>{text}</prompt>\n```\n{text}\n```\n[final answer: {answer}]"
-
-
-def _is_right(outputs: Values, example: Example) -> float:
-    return float(outputs["answer"] == "right")
-
-
-def _half(outputs: Values, example: Example) -> float:
-    return 0.5

@@ -198,11 +198,6 @@ class RecipeJob:
         self.state: dict[str, object] = {}
         self._files = temporary_folder(self)
 
-    def with_adapter(self, component: str, name: str) -> System:
-        """Return the system with an adapter of the given name and digest for one of its components."""
-        values = {f"{component}.weights": {"path": name, "sha256": name}}
-        return self.system.bind({**self.system.configuration, **values})
-
     def collect(
         self,
         recipe: Recipe,

@@ -25,8 +25,6 @@ from compound.yaml import load
 from run_files import lock_no_folders
 
 pytestmark = pytest.mark.usefixtures("without_reports")
-
-GAME = Path(__file__).parents[1] / "files" / "game"
 SETS = [("optimize.budget.system_runs", "120")]
 RUNNER = ("optimize.runner", "{ray: {workers: 2, max_restarts: 2}}")
 

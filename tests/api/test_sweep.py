@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulated.relays import answer_of
 from compound.api.result import read_result
 from compound.api.sweeps.runs import Stopper
 from compound.api.sweeps.sweep import plan, sweep
@@ -162,45 +161,6 @@ def test_the_page_names_intervals_from_few_inputs(game: Path) -> None:
     assert "Intervals from fewer than 10 inputs: unoptimized, random." in sweep_summary(facts)
     assert "Intervals from fewer than 10 inputs: unoptimized, random." in sweep_page(facts)
     assert "fewer than 10 inputs:" not in sweep_page(run("random", (0,), folder="more"))
-
-
-STEP = "benchmarks.simulated.relays:RelayStep"
-RELAY = f"""
-system: relay
-inputs: {{question: str}}
-components:
-  head:
-    class: "{STEP}"
-    settings: {{first: true, skills: [0.4, 0.9, 0.5, 0.7, 0.2], recovery: 0.05, seed: 0}}
-    in: {{question: $question}}
-  tail:
-    class: "{STEP}"
-    settings: {{first: false, skills: [0.9], recovery: 0.05, seed: 0}}
-    in: {{question: $question, found: $head}}
-outputs: {{answer: $tail}}
-data: {{path: relay.jsonl, split_by: {{train: 0.6, valid: 0.2, test: 0.2}}}}
-metric: {{exact_match: {{output: answer, gold: answer}}}}
-optimize: {{valid_size: 20, seed: 3, budget: {{system_runs: 240}}, optimas: {{backbone: {{model: none}}}}}}
-"""
-
-
-@pytest.mark.slow
-def test_the_accuracy_of_local_rewards_stands_in_a_table_of_its_own(game: Path) -> None:
-    (game / "relay.yaml").write_text(RELAY)
-    questions = [f"question {i}" for i in range(150)]
-    rows = [{"question": q, "answer": answer_of(q, 0)} for q in questions]
-    (game / "relay.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    facts = run("optimas", (0, 1), "relay.yaml", sets=[])
-    (found,) = facts["accuracy"]
-    assert (found["method"], found["component"], found["seeds"]) == ("optimas", "head", 2)
-    assert 0 < found["mean"] <= 1  # the stored reward does not read answers
-    states = [
-        json.loads((game / f"out/relay/optimas/{seed}/checkpoint.json").read_text())["state"]
-        for seed in (0, 1)
-    ]
-    last = [s["search"]["history"][-1]["facts"]["accuracy"]["head"]["mean"] for s in states]
-    assert found["mean"] == pytest.approx(sum(last) / 2)
-    assert "| optimas | head |" in (game / "out" / "sweep.md").read_text()
 
 
 def test_a_method_that_cannot_work_on_a_system_is_no_failure(game: Path) -> None:

@@ -21,7 +21,7 @@ from compound.execution.rng import generator
 from compound.metrics import custom
 from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import RunDirectory, read_records
 from compound.optimization.runs.recorder import Recorder
 from compound.optimization.runs.state import SearchState
 from compound.optimizers.scheduling import Uniform
@@ -70,7 +70,7 @@ def optimized(folder: Path, seed: int, chance: float) -> tuple[SearchState, int]
         asyncio.run(OptimizationLoop(problem, recorder).run())
     finally:
         recorder.close()
-    events = list(RunDirectory.read_only(folder / str(seed), "events.jsonl"))
+    events = list(read_records(folder / str(seed), "events.jsonl"))
     decisions = [event for event in events if event["event"] == "decision"]
     assert len(decisions) == DECISIONS
     assert all(decision["changes"] for decision in decisions)
@@ -105,7 +105,7 @@ class TestNoDifference:
     def test_samples_that_chose_a_configuration_do_not_judge_the_next(self, tmp_path: Path) -> None:
         """Each decision draws fresh ones, so luck of the incumbent is not carried along."""
         optimized(tmp_path, 0, chance=0.4)
-        samples = [t["sample"] for t in RunDirectory.read_only(tmp_path / "0", "traces.jsonl")]
+        samples = [t["sample"] for t in read_records(tmp_path / "0", "traces.jsonl")]
         by_evaluation = [samples[i : i + VALID] for i in range(0, len(samples), VALID)]
         assert all(len(set(some)) == 1 for some in by_evaluation)
         assert [some[0] for some in by_evaluation] == [0, 1, 1, 2, 2, 3, 3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,9 +140,6 @@ def measured(system: System, *xs: int) -> Prices:
     return measure_prices(system, traces(system, xs or (1,)))
 
 
-Find = Callable[[System], Prices]
-
-
 def changes(prices: Prices, names: str) -> list[Any]:
     return [pytest.approx(prices.change([name])) for name in names]
 
@@ -171,7 +168,6 @@ class TestComposites:
         assert prices.change(["b"]) == pytest.approx((3 / 4 + 1 / 2) / 2)
         assert prices.change(["each"]) == pytest.approx((3 / 4 + 1 / 2) / 2)
         assert prices.change(["a"]) == pytest.approx(1)
-        assert prices.savings("b") == pytest.approx(1)
 
     def test_conditions_count_as_they_come_out(self) -> None:
         """Of x = 9, a and b run; of x = 1, a, c and d."""

@@ -61,11 +61,6 @@ def test_every_state_refuses_other_formats_fields_and_types(kind: type[State]) -
 
 
 class TestMemoryPart:
-    def test_nothing_stored_is_the_defaults(self, tmp_path: Path) -> None:
-        memory = PlainMemory(tmp_path)
-        assert RewardMemory.of(memory) == RewardMemory()
-        assert memory.state == {}
-
     def test_parts_do_not_disturb_each_other(self, tmp_path: Path) -> None:
         memory = PlainMemory(tmp_path)
         for part in PARTS:
@@ -81,9 +76,3 @@ class TestMemoryPart:
         kept.store(memory)
         kept.adapters["there"] = ADAPTER
         assert RewardMemory.of(memory).adapters == {"here": ADAPTER}
-
-    def test_one_of_another_version_is_refused(self, tmp_path: Path) -> None:
-        memory = PlainMemory(tmp_path)
-        memory.state["rewards"] = {"iteration": 1}
-        with pytest.raises(StateError, match="RewardMemory has format None"):
-            RewardMemory.of(memory)

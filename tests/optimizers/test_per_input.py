@@ -24,7 +24,7 @@ from compound.execution.rng import generator
 from compound.ext import CallContext, Operation
 from compound.graph.configuration import canonical_json
 from compound.graph.space import PerInput
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import read_records
 from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.alignment import Accuracy
@@ -123,9 +123,7 @@ def optimized(system: Path | System, run: Path, **changes: Any) -> cp.Result:
 
 
 def jobs(run: Path) -> list[dict[str, Any]]:
-    return [
-        event for event in RunDirectory.read_only(run, "events.jsonl") if event["event"] == "job"
-    ]
+    return [event for event in read_records(run, "events.jsonl") if event["event"] == "job"]
 
 
 def served(system: Path, best: Path, xs: list[float]) -> subprocess.CompletedProcess[str]:

@@ -194,18 +194,6 @@ class TestProposedStep:
 
 
 class TestFacts:
-    def test_ends_are_means_over_a_fifth_of_the_steps(self, tmp_path: Path) -> None:
-        steps = [
-            record(i, reward=i / 10, skipped=i % 5, components={"first": component(entropy=10 - i)})
-            for i in range(10)
-        ]
-        (job,) = jobs_of(tmp_path, steps)
-        assert job["reward"] == [pytest.approx(0.05), pytest.approx(0.85)]
-        # (0 + 1) / 2 and (3 + 4) / 2 of 4
-        assert job["skipped"] == [pytest.approx(0.125), pytest.approx(0.875)]
-        assert job["components"]["first"]["entropy"] == [9.5, 1.5]
-        assert job["kept"] == [None, None]
-
     def test_a_component_that_some_steps_do_not_have_is_told_from_the_others(
         self, tmp_path: Path
     ) -> None:
@@ -327,18 +315,6 @@ class TestFigure:
         assert not {title for title in titles(svg) if title.startswith(("KL", "Clipped", "Kept"))}
         assert len(titles(svg)) == 6
         assert "No token was clipped." in caption(jobs)
-
-    MOVED = (("kl", "KL to the old"), ("base_kl", "KL to the base"), ("low", "Clipped"))
-
-    @pytest.mark.parametrize(("fact", "title"), [*MOVED, ("high", "Clipped")])
-    def test_a_policy_that_moved_is_shown(self, tmp_path: Path, fact: str, title: str) -> None:
-        steps = [
-            record(0),
-            record(1, components={"first": component(**{fact: 0.01}), "second": component()}),
-        ]
-        jobs = jobs_of(tmp_path, steps)
-        assert sum(found.startswith(title) for found in titles(training_svg(jobs))) == 1
-        assert ("Clipped tokens" in caption(jobs)) == (title == "Clipped")
 
     def test_mygo_shows_its_threshold_and_what_it_kept(self, tmp_path: Path) -> None:
         steps = [

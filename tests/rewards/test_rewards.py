@@ -18,14 +18,12 @@ from scipy import optimize
 
 from compound import LLM, Function, Input, Selector, System, Text
 from compound.core.errors import ConfigurationError, DataError, DeclarationError
-from compound.optimizers.weights.recipes.local_draws import LocalTrainingChoice
-from compound.optimizers.weights.recipes.ppo import LocalPPOSettings, MAPPOSettings, PPOSettings
 from compound.rewards.alignment import calibration_error, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import Embedder, FeatureMap, NoBackbone, Template, describe
 from compound.rewards.fit import component_pairs, fit_rewards, role_of
-from compound.rewards.heads import MIN_INPUTS, ROLES, STRENGTHS, Role, fit, folds, slope
+from compound.rewards.heads import MIN_INPUTS, STRENGTHS, fit, folds, slope
 from compound.rewards.model import RewardModel, load
 from compound.rewards.pairs import Draw
 
@@ -157,11 +155,6 @@ def loss_of(weights: Any, differences: Any, strength: float) -> float:
     return float(np.logaddexp(0, -margins).sum() * strength + 0.5 * weights @ weights)
 
 
-def roles_of(fitted: int, tuning: int, judged: int) -> list[Role]:
-    counts = {"fit": fitted, "tune": tuning, "judge": judged}
-    return [role for role in ROLES for _ in range(counts[role])]
-
-
 class TestHeads:
     def test_no_pair_is_judged_by_a_head_that_saw_its_input(self) -> None:
         """Each input has a feature of its own that tells its pairs apart, and nothing else does."""
@@ -272,14 +265,6 @@ class TestHeads:
         rows = np.ones((8, 1))
         with pytest.raises(DataError, match="not finite"):
             fit(rows * np.nan, rows, [str(i) for i in range(8)])
-
-    def test_held_out_margins_become_log_odds(self) -> None:
-        """Three of four held-out pairs are ordered right, all by one margin: odds of 3 to 1."""
-        chosen = np.array([[1.0]] * 9 + [[1.0], [1.0], [1.0], [-1.0]])
-        roles = roles_of(8, 1, 4)
-        found = fit(chosen, 0 * chosen, [str(i) for i in range(13)], roles=roles)
-        stated = (found.slope * found.margins).tolist()
-        assert stated == pytest.approx([np.log(3)] * 3 + [-np.log(3)], rel=1e-2)
 
 
 class TestAlignment:
@@ -511,15 +496,3 @@ class TestCheckpoint:
         assert twice.rewards("short", calls)[0] == pytest.approx(
             2 * model.rewards("short", calls)[0]
         )
-
-
-def test_ppo_by_a_local_reward_stays_near_the_base_model() -> None:
-    """It had no KL penalty unless asked for; for rewards of whole runs it has none."""
-    for choice in (
-        LocalTrainingChoice(),
-        LocalTrainingChoice.model_validate({"ppo": {"critic": {"lam": 0.9}, "steps": 3}}),
-    ):
-        settings = choice.settings
-        assert isinstance(settings, LocalPPOSettings)
-        assert settings.critic.kl_reward == 0.05
-    assert PPOSettings().critic.kl_reward == MAPPOSettings().critic.kl_reward == 0.0

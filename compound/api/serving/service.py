@@ -164,7 +164,7 @@ class Service:
         self._stopped = False
         system = deployments.current.system
         self._executor = Executor(
-            for_system(find, system), on_call=metrics.called, on_notice=_log_notice
+            for_system(find, system), on_call=metrics.called, on_notice=LOG.warning
         )
         self._places = asyncio.Semaphore(settings.concurrency)
         metrics.running.set_function(lambda: self.running)
@@ -398,7 +398,3 @@ async def answer_connected(receive: Receive, work: Awaitable[Response]) -> Respo
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _log_notice(text: str) -> None:
-    LOG.warning("%s", text)

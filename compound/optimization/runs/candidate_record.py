@@ -181,19 +181,6 @@ def front(candidates: Sequence[CandidateRecord], cost: str = "") -> list[Candida
     return [candidate for _, candidate in found]
 
 
-def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
-    """Return the area between a front of gains and costs and a reference point, which is worse in both.
-
-    >>> hypervolume([(0.5, 1.0), (0.8, 3.0)], reference=(0.0, 4.0))
-    1.8
-    """
-    area, least = 0.0, reference[0]
-    for gain, cost in sorted(points, key=lambda point: point[1]):
-        if gain > least and cost < reference[1]:
-            area, least = area + (gain - least) * (reference[1] - cost), gain
-    return area
-
-
 @dataclass(frozen=True)
 class Importance:
     """A parameter."""

@@ -156,11 +156,6 @@ class RunDirectory:
         """Yield the records of an append-only file; an incomplete last line is ignored."""
         return read_records(self.folder, name)
 
-    @staticmethod
-    def read_only(path: str | Path | UntrustedFolder, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the records of a run that another process may be writing."""
-        return read_records(path, name)
-
     def checkpoint(
         self,
         state: OptimizationState,

@@ -104,16 +104,6 @@ def event_metrics(event: Mapping[str, Any]) -> dict[str, float]:
     return numbers_by_path({start: found, "best": {"valid": best}})
 
 
-def budget_metrics(event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the amounts spent so far, as ``budget/system_runs`` and so on."""
-    return numbers_by_path({"budget": event.get("spent")})
-
-
-def training_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a training step, as ``training/reward`` and so on."""
-    return numbers_by_path({"training": {**step_metrics(record), "step": record.get("step")}})
-
-
 FILE = "trackers.json"
 ARTIFACTS = ("report.md", "report.html", "best.json", "system.yaml", CONFIG, "events.jsonl")
 UNRECORDED = ("call", "notice", "phase")  # events that are not part of the record
@@ -209,8 +199,9 @@ class Follower:
         steps = self._covered(event)
         if self._seen <= self.position.events:
             return
-        budget = budget_metrics(event)
-        points = [{**training_metrics(step), **budget} for step in steps]
+        budget = numbers_by_path({"budget": event.get("spent")})
+        training = [{**step_metrics(step), "step": step.get("step")} for step in steps]
+        points = [{**numbers_by_path({"training": each}), **budget} for each in training]
         if (metrics := event_metrics(event)) or not points:
             points.append({**metrics, **budget})
         for point in points:

@@ -27,7 +27,6 @@ from processes import python
 from served import client_of, qa, served
 
 pytest.importorskip("fastapi")
-ROOT = Path(__file__).parents[3]
 QUESTION = {"inputs": {"question": "Which river?"}}
 
 

@@ -27,7 +27,7 @@ from compound.core.storage.artifacts import folder_digest, store_folder, verify_
 from compound.core.storage.paths import run_folder
 from compound.execution.cache import DiskCache
 from compound.graph.configuration import Configuration, load
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import RunDirectory, read_records
 from compound.rewards.backbone import FeatureStore
 
 ROOT = Path(__file__).parents[3]
@@ -325,7 +325,7 @@ def test_a_file_of_a_run_beyond_the_limit_is_refused(
             in cli("run", "game.yaml", "--config", "runs/game/best.json", "x=1").err
         )
         with pytest.raises(RunDirectoryError, match=r"events\.jsonl:\d+: .* longer than 64 MiB"):
-            list(RunDirectory.read_only(place / "runs" / "game", "events.jsonl"))
+            list(read_records(place / "runs" / "game", "events.jsonl"))
 
 
 @pytest.mark.parametrize(

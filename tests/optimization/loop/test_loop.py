@@ -46,7 +46,7 @@ from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
 from compound.optimization.prices import Prices, estimate_prices
 from compound.optimization.runs.changes import FORMAT, list_changes
-from compound.optimization.runs.directory import RunDirectory, read_json
+from compound.optimization.runs.directory import RunDirectory, read_json, read_records
 from compound.optimization.runs.recorder import Interrupted, Recorder
 from compound.optimization.runs.state import OptimizationState
 from compound.optimization.settings.base import BudgetSettings
@@ -135,7 +135,7 @@ def run(
 
 
 def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    every = list(RunDirectory.read_only(folder, "events.jsonl"))
+    every = list(read_records(folder, "events.jsonl"))
     return [event for event in every if not kinds or event["event"] in kinds]
 
 
@@ -308,7 +308,7 @@ class TestPlan:
             Uniform(),
         )
         looped(tmp_path / "run", replace(problem(warm), method=method, engines=engines()))
-        samples = [t["sample"] for t in RunDirectory.read_only(tmp_path / "run", "traces.jsonl")]
+        samples = [t["sample"] for t in read_records(tmp_path / "run", "traces.jsonl")]
         valid = [samples[i] for i in range(0, len(samples), 20)]
         assert valid[:3] == [0, 1, 1]
 
@@ -463,7 +463,7 @@ class TestTestSplit:
     @pytest.mark.slow
     def test_its_samples_are_no_others(self, tmp_path: Path) -> None:
         run(tmp_path / "run", lm=ScriptedLM(eager))
-        traces = list(RunDirectory.read_only(tmp_path / "run", "traces.jsonl"))
+        traces = list(read_records(tmp_path / "run", "traces.jsonl"))
         of = {s: {t["sample"] for t in traces if t["split"] == s} for s in ("valid", "test")}
         assert not of["valid"] & of["test"]
         assert {t["split"] for t in traces} == {"valid", "test"}
@@ -701,7 +701,7 @@ class TestGoingOn:
 
 
 def traces(folder: Path) -> list[Any]:
-    found = list(RunDirectory.read_only(folder, "traces.jsonl"))
+    found = list(read_records(folder, "traces.jsonl"))
     for trace in found:
         for call in trace["calls"]:
             del call["seconds"], call["attempts"]

@@ -26,7 +26,7 @@ pytest.importorskip("litellm")
 from chaos.kills import Reference, killed_run, reference
 from chaos.launcher import Death, Kind, Launcher
 from chaos.workloads import Workload, workloads
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import read_records
 
 pytestmark = pytest.mark.slow
 RECORD = "compound.optimization.runs.directory:RunDirectory.append"
@@ -52,7 +52,7 @@ class Whole:
     reference: Reference
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        events = RunDirectory.read_only(self.run, "events.jsonl")
+        events = read_records(self.run, "events.jsonl")
         return [event for event in events if event["event"] == kind]
 
     def writes(self) -> dict[str, int]:
@@ -61,7 +61,7 @@ class Whole:
         step = json.loads((self.run / "checkpoint.json").read_text("utf-8"))["step"]
         with closing(sqlite3.connect(self.run / "cache.sqlite")) as db:
             ((calls,),) = db.execute("SELECT count(*) FROM outcome")
-        lines = sum(1 for name in names for _ in RunDirectory.read_only(self.run, name))
+        lines = sum(1 for name in names for _ in read_records(self.run, name))
         return {RECORD: lines, CHECKPOINT: step, CALL: calls, FILE: step}
 
 

@@ -16,7 +16,7 @@ from compound.api.result import Result, read_result
 from compound.api.verify import verify
 from compound.core.errors import RunDirectoryError
 from compound.metrics import custom
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import RunDirectory, read_records
 from compound.optimization.settings.base import BudgetSettings
 from compound.report import summarize
 
@@ -84,7 +84,7 @@ def copied(run: Result, folder: Path) -> Path:
 
 
 def events(path: Path, kind: str) -> list[dict[str, Any]]:
-    return [e for e in RunDirectory.read_only(path, "events.jsonl") if e["event"] == kind]
+    return [e for e in read_records(path, "events.jsonl") if e["event"] == kind]
 
 
 class TestRetrying:

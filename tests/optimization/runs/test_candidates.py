@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import compound as cp
 from compound.api.verify import verify
@@ -21,7 +19,6 @@ from compound.core.storage.records import read_lines, to_line
 from compound.optimization.runs.candidate_record import (
     CandidateRecord,
     front,
-    hypervolume,
     read_candidates,
 )
 from compound.optimization.runs.recorder import Interrupted
@@ -256,25 +253,11 @@ def test_the_front_by_hand() -> None:
         0.95, 0.7, gain=-0.2
     )  # its examples are easy: the initial configuration scores more on them
     assert front([start, dominated, best, lucky, cheap, easy]) == [easy, cheap, start, best]
-    assert hypervolume([(0.4, 1.0), (0.5, 2.0), (0.9, 3.0)], (0.3, 4.0)) == pytest.approx(
-        0.3 + 0.2 + 0.4
-    )
 
 
 def test_without_all_prices_the_front_counts_tokens() -> None:
     small, large = candidate(0.5, None, prompt_tokens=5.0), candidate(0.6, 0.1, prompt_tokens=9.0)
     assert front([large, small]) == [small, large]
-
-
-points = st.lists(st.tuples(st.floats(0.1, 1), st.floats(0, 0.9)), min_size=1, max_size=8)
-
-
-@given(points)
-def test_the_hypervolume_is_that_of_optuna(given: list[tuple[float, float]]) -> None:
-    hypervolumes = pytest.importorskip("optuna._hypervolume")
-    losses = np.array([(-score, cost) for score, cost in given])
-    expected = hypervolumes.compute_hypervolume(losses, np.array([0.0, 1.0]))
-    assert hypervolume(given, (0.0, 1.0)) == pytest.approx(expected)
 
 
 def test_a_longer_prompt_is_named_in_the_result_and_its_reports(found: cp.Result) -> None:

@@ -34,7 +34,7 @@ from compound.graph.component import Input
 from compound.graph.configuration import load
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import read_records
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.report import summarize
@@ -331,7 +331,7 @@ def continued(path: Path) -> tuple[dict[str, Any], list[str]]:
     run(path)
     notes = [
         event["note"]
-        for event in RunDirectory.read_only(path, "events.jsonl")
+        for event in read_records(path, "events.jsonl")
         if event["event"] == "note" and not event["note"].startswith("local rewards may make")
     ]
     return json.loads((path / "best.json").read_text()), notes

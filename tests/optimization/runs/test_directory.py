@@ -247,7 +247,7 @@ class TestRecords:
         path.write_bytes(b"".join(lines))
         number = 3 if how == "repeated" else 2
         with pytest.raises(RunDirectoryError, match=rf"events\.jsonl:{number}: "):
-            list(RunDirectory.read_only(tmp_path / "run", "events.jsonl"))
+            list(read_records(tmp_path / "run", "events.jsonl"))
 
     @given(
         st.lists(

@@ -18,7 +18,7 @@ from compound.evaluation.metrics.scoring import PassAt
 from compound.execution.budget import Meter
 from compound.ext import Usage
 from compound.metrics import exact_match
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import RunDirectory, read_records
 from compound.optimization.runs.recorder import Interrupted, Recorder
 from compound.optimization.runs.state import OptimizationState
 from compound.testing import ScriptedLM
@@ -48,7 +48,7 @@ def beside(recorder: Recorder) -> Recorder:
 
 
 def names(folder: Path) -> list[str]:
-    return [event["event"] for event in RunDirectory.read_only(folder, "events.jsonl")]
+    return [event["event"] for event in read_records(folder, "events.jsonl")]
 
 
 def test_a_checkpoint_keeps_all_of_an_evaluation() -> None:
@@ -91,7 +91,7 @@ class TestEvents:
         recorder = Recorder(RunDirectory.create(folder, "", {}), listener=heard.append)
         recorder.event("job", number=1)
         recorder.close()
-        (stored,) = RunDirectory.read_only(folder, "events.jsonl")
+        (stored,) = read_records(folder, "events.jsonl")
         assert stored == heard[0]
 
     def test_what_was_spent_is_restored_and_goes_on(self, recorder: Recorder, folder: Path) -> None:

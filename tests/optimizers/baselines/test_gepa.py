@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
-from compound.core.errors import CallError, MissingExtra
+from compound.core.errors import CallError
 from compound.core.example import Example, Score
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
@@ -229,12 +228,3 @@ class TestMethod:
             ("gepa", ("one.prompt", "three.prompt"))
         ]
         assert dict(made.optimizers) == {"gepa": GEPA(GEPASettings(lm="big"))}
-
-    def test_without_the_library_the_message_names_the_extra(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "gepa.api", None)
-        with pytest.raises(
-            MissingExtra, match=r"method 'gepa' needs gepa, .*pip install .*\[search\]"
-        ):
-            method("gepa", system(), OptimizeSettings())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound import CompoundError, Executor, OptimizeSettings  # noqa: E402
 from compound.api import optimize as api  # noqa: E402
 from compound.api.optimize import make_problem  # noqa: E402
-from compound.core.errors import DeclarationError, MissingExtra  # noqa: E402
+from compound.core.errors import DeclarationError  # noqa: E402
 from compound.engines import model_folder  # noqa: E402
 from compound.engines.local import devices, footprint, loading  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
@@ -567,11 +566,3 @@ def test_adapters_that_would_silently_leave_out_experts_are_refused(
             UserWarning, match=r"adapters leave \d\d% of the parameters in the layers"
         ):
             problem(tmp_path, targets=targets)
-
-
-def test_a_missing_library_of_the_trainer_is_named_before_anything_is_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtra, match="training needs peft"):
-        problem(folder)

@@ -30,7 +30,6 @@ from compound.optimizers.weights.credit import (
     call_samples,
     explained_variance,
     gae,
-    is_flat,
     module_groups,
     propagate,
     regroup,
@@ -104,23 +103,6 @@ class TestAdvantages:
         with pytest.raises(DeclarationError, match=told):
             advantages([rewarded(1.0), rewarded(reward, rollout=3)])
 
-    @given(st.lists(st.integers(-20, 20).map(lambda n: n / 4), min_size=2, max_size=8))
-    def test_laws_of_standardized_rewards(self, rewards: list[float]) -> None:
-        if is_flat(rewards):
-            assert len(set(rewards)) == 1
-            return
-        for name in ("trl", "plain", "population", "center", "leave_one_out"):
-            found = values(rewards, name)
-            assert math.fsum(found) == pytest.approx(0.0, abs=1e-9)
-            assert [a > b for a in found for b in found] == [
-                a > b for a in rewards for b in rewards
-            ]
-            assert values([2.0 + r for r in rewards], name) == pytest.approx(found)
-        assert statistics.stdev(values(rewards, "plain")) == pytest.approx(1.0)
-
-
-NUMBERS = st.floats(-5, 5)
-
 
 class TestValues:
     def test_three_tokens_with_a_kl_penalty_by_hand(self) -> None:
@@ -130,30 +112,10 @@ class TestValues:
         found, targets = gae([0.5, 0.4, 0.8], 1.0, lam=0.5, kl=[1.0, 2.0, 3.0], beta=0.1)
         assert found == pytest.approx([-0.125, 0.15, -0.1])
         assert targets == pytest.approx([0.375, 0.55, 0.7])
+        # discounted by .5: 1 - .25 = .75;  .5 * .25 - .5 + .5 * .75 = 0
+        assert gae([0.5, 0.25], 1.0, gamma=0.5) == ([0.0, 0.75], [0.5, 1.0])
         with pytest.raises(DeclarationError, match="must be finite numbers"):
             gae([0.5, math.nan], 1.0)
-
-    @given(
-        st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6),
-        NUMBERS,
-        *[st.floats(0, 1)] * 3,
-    )
-    def test_it_is_the_weighted_sum_of_the_differences(
-        self,
-        tokens: list[tuple[float, float]],
-        reward: float,
-        gamma: float,
-        lam: float,
-        beta: float,
-    ) -> None:
-        before, kl = [v for v, _ in tokens], [k for _, k in tokens]
-        n = len(before)
-        rewards = [-beta * k for k in kl]
-        rewards[-1] += reward
-        deltas = [rewards[t] + gamma * [*before, 0.0][t + 1] - before[t] for t in range(n)]
-        sums = [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, n)) for t in range(n)]
-        found, _ = gae(before, reward, gamma=gamma, lam=lam, kl=kl, beta=beta)
-        assert found == pytest.approx(sums, abs=1e-9)
 
     def test_how_much_was_expected_by_hand(self) -> None:
         # returns 0, 1, 2 of variance 2/3; errors -1, 0, 1 halved have variance 1/6
@@ -406,16 +368,6 @@ def agent(name: str) -> LLM:
     return LLM(name, prompt=Text(name), lm="m", temperature=1.0)
 
 
-@st.composite
-def graphs(draw: st.DrawFn) -> tuple[list[Call], set[str]]:
-    """A random run, calls after their parents, and which components are agents."""
-    calls = [call("c0")]
-    for i in range(1, draw(st.integers(1, 7))):
-        parents = draw(st.sets(st.integers(0, i - 1), max_size=3))
-        calls.append(call(f"c{i}", *(f"c{j}" for j in sorted(parents))))
-    return calls, draw(st.sets(st.sampled_from([made.component for made in calls])))
-
-
 class TestPropagation:
     def test_only_direct_successors_count(self) -> None:
         # a -> b -> c, and b is drawn twice: a's successors are b and b', whatever followed them
@@ -475,20 +427,6 @@ class TestPropagation:
         with pytest.raises(DeclarationError, match="give each fork a distinct sample"):
             propagate(forks, {"a"})
         assert propagate([], {"a"}) == ([], [])
-
-    @given(graphs(), st.sampled_from([0.0, 0.25, 1.0]))
-    def test_without_forks_every_ancestor_of_the_output_earns_the_reward(
-        self, graph: tuple[list[Call], set[str]], score: float
-    ) -> None:
-        calls, agents = graph
-        last = calls[-1].address
-        found = propagate([run(*calls, score=score, ends=(last,))], agents)
-        ancestors = {last}
-        for made in reversed(calls):
-            if made.address in ancestors:
-                ancestors |= set(made.parents)
-        assert shared(found) == {a: score for a in ancestors if a in agents}
-        assert {made.address for made in found[1]} == agents - ancestors
 
     def test_loops_and_maps_need_no_special_case(self) -> None:
         x = Input("x", str)

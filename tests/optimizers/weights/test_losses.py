@@ -37,10 +37,6 @@ def diagnose(settings: Loss, logps: Any, old: Any, advantages: Any, mask: Any) -
     return dict(zip(SUMS, found.tolist(), strict=True))
 
 
-def means(sums: dict[str, float]) -> dict[str, float]:
-    return {name: value / sums["tokens"] for name, value in sums.items() if name != "tokens"}
-
-
 def doubles(rows: Any) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 

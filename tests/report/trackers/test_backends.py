@@ -1,4 +1,4 @@
-"""Runs in each tracker: what its own store or files contain; prompts in MLflow."""
+"""Runs in each tracker: what its own store or files contain."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ with warnings.catch_warnings():
 import compound as cp
 from compound.core.errors import DeclarationError, RunDirectoryError
 from compound.optimization.runs.directory import read_json, read_records
-from compound.report.trackers.mlflow_prompts import load_prompts, register_prompts
 from compound.report.trackers.tracking import FILE, Follower, send
 from compound.report.training import records
 from compound.testing import ScriptedLM
 from local_mlflow import empty_store, local_store
-from tracked_runs import DATA, often_right, optimize, qa
+from tracked_runs import DATA, often_right, optimize
 from training_settings import trainings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -361,32 +360,3 @@ def test_event_files_are_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="symbolic link"):
         Follower("tensorboard", tmp_path / "run").start()
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_the_texts_of_a_result_are_registered_once_in_mlflow_and_loaded_back(
-    tmp_path: Path,
-) -> None:
-    text = optimize(tmp_path / "run").best["answerer.prompt"]
-    store, system, name = (
-        MlflowClient(),
-        qa().bind({"answerer.prompt": "Mine."}),
-        "qa.answerer.prompt",
-    )
-    assert register_prompts(tmp_path / "run") == {name: 1}
-    prompt = store.load_prompt(f"prompts:/{name}@best")
-    assert prompt is not None
-    assert (prompt.template, prompt.tags["compound.run"]) == (text, str(tmp_path / "run"))
-    found = load_prompts(system)
-    assert found["answerer.prompt"] == text
-    assert found["answerer.temperature"] == system.configuration["answerer.temperature"]
-    assert register_prompts(tmp_path / "run", alias="production") == {name: 1}
-    store.register_prompt(name, "Another.")
-    assert register_prompts(tmp_path / "run") == {name: 3}
-    for version, known in (("2", "Another."), (2, "Another."), ("production", text)):
-        assert load_prompts(system, version=version)["answerer.prompt"] == known
-    with pytest.raises(
-        DeclarationError, match=r"no prompt 'other.answerer.prompt' with the version"
-    ):
-        load_prompts(system, prefix="other")
-    with pytest.raises(RunDirectoryError):
-        register_prompts(tmp_path)

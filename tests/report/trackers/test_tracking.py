@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from compound.api.verify import verify
 from compound.core.errors import CompoundError, DeclarationError, RunDirectoryError, SpecError
 from compound.execution.rng import derive_seed
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import RunDirectory, read_records
 from compound.optimization.runs.recorder import Recorder
 from compound.report.trackers.backends import Status, TrackedRun
 from compound.report.trackers.tracking import (
@@ -156,7 +156,7 @@ def test_each_training_step_is_logged_with_its_event_at_the_time_of_the_record(
     tmp_path: Path,
 ) -> None:
     found = logged([SCRIPT], tmp_path / "run")
-    recorded = [event["at"] for event in RunDirectory.read_only(tmp_path / "run", "events.jsonl")]
+    recorded = [event["at"] for event in read_records(tmp_path / "run", "events.jsonl")]
     assert list(dict.fromkeys(Notebook.times)) == list(dict.fromkeys(recorded))
     rewards = [metrics["training/reward"] for metrics in found if "training/reward" in metrics]
     assert rewards == [0.0, 0.1, 0.2, 2.0, 2.1]

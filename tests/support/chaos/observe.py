@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.directory import read_records
 
 TIMES = ("at", "spent", "seconds", "attempts", "memory", "prompt_tokens", "prompt_tokens_cached")
 RECORDS = ("traces.jsonl", "candidates.jsonl", "memory.jsonl")
@@ -33,7 +33,7 @@ class Ending:
 
 def ending(run: Path) -> Ending:
     """Return the outcome of a run."""
-    *_, last = RunDirectory.read_only(run, "events.jsonl")
+    *_, last = read_records(run, "events.jsonl")
     spent = {key: value for key, value in last["spent"].items() if key != "seconds"}
     best = json.loads((run / "best.json").read_text("utf-8"))["values"]
     return Ending(
@@ -45,7 +45,7 @@ def ending(run: Path) -> Ending:
 
 
 def _lines(run: Path, name: str) -> list[str]:
-    found = RunDirectory.read_only(run, name)
+    found = read_records(run, name)
     return [json.dumps(_timeless(record), sort_keys=True) for record in found]
 
 
