@@ -209,9 +209,9 @@ def copy(
 
 @app.command(epilog=format_examples("ui", "ui runs/demo --no-browser", "ui results --port 8300"))
 def ui(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs, or a run directory.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of runs, or a run directory.", file_okay=False)
+    ] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8200,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Do not open the page in a browser.")

@@ -66,6 +66,11 @@ def test_a_folder_without_runs_says_so(tmp_path: Path, cli: Any) -> None:
     assert cli("runs", "list", "--dir", str(tmp_path / "gone")).code == 0
 
 
+def test_the_studio_refuses_a_file(folder: Path, cli: Any) -> None:
+    found = cli("ui", "runs/atlas/config.json", "--port", "0", "--no-browser")
+    assert (found.code, "is a file" in found.err) == (2, True)
+
+
 def test_json_has_the_numbers_of_each_run(folder: Path, cli: Any) -> None:
     rows = {Path(row["run"]).name: row for row in json.loads(cli("runs", "list", "--json").out)}
     assert rows["atlas"]["gain"]["n"] == 20
