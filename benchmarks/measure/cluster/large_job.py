@@ -4,7 +4,7 @@ Run ``python -m benchmarks.measure.cluster.large_job`` where the extras ``ray`` 
 installed. It starts three nodes on this machine. After a quarter of the examples, one of them uses
 memory until its worker is killed: with ``--monitor`` by Ray's memory monitor, 4 GB above what is in
 use at the start, and otherwise by itself after 0.5 GB, since the monitor would also kill workers
-because of other programs. After a half, a node is killed. The examples are read from a Parquet
+because of other programs. After a half, a node with a worker is killed. The examples are read from a Parquet
 file; the component is a Python function. Both runs are processes of their own. The resident memory
 of each is written to ``benchmarks/data/large_job.json`` after each fiftieth of the examples.
 """
@@ -146,7 +146,7 @@ def run(folder: Path, output: Path, *, with_ray: bool, monitor: bool) -> None:
     def kill_node() -> None:
         if nodes:
             progress.found["node_killed_at"] = progress.found["examples"][-1]
-            nodes[0].remove_node(nodes[-1], allow_graceful=False)
+            nodes[0].remove_node(max(nodes[1:], key=_workers_of), allow_graceful=False)
 
     progress = Progress(len(examples), output, kill_node)
     executor = open_executor(
@@ -185,6 +185,15 @@ def _start_nodes(monitor: bool) -> list[Any]:
     others = [cluster.add_node(**size) for _ in range(NODES - 1)]
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     return [cluster, *others]
+
+
+def _workers_of(node: Any) -> int:  # noqa: ANN401 - of Ray, without types
+    """Return the number of workers that compute calls on a node."""
+    import psutil
+
+    (raylet,) = node.all_processes["raylet"]
+    commands = (child.cmdline() for child in psutil.Process(raylet.process.pid).children())
+    return sum("".join(command).startswith("ray::CallWorker") for command in commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

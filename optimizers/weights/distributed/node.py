@@ -157,11 +157,11 @@ class LearnerMachine:
         except PermissionError:
             channel.send(f"{MACHINES}/{channel.count(MACHINES, 1)}", {})
             raise CompoundError(f"{KEY} is not that of the run", hint=SAME_KEY) from None
-        machine = channel.count(MACHINES, 1)
+        machine, self._folder = channel.count(MACHINES, 1), Path(asked["folder"])
         if machine >= asked["machines"]:
             tell(f"job {job} has all its machines already; waiting for the next one")
             return
-        self._folder, name = Path(asked["folder"]), f"{MACHINES}/{machine}"
+        name = f"{MACHINES}/{machine}"
         channel.send(name, {"host": socket.gethostname(), "facts": facts(asked)})
         tell(f"job {job}: machine {machine} of {asked['machines']}, {asked['processes']} processes")
         launcher = LocalProcesses(self.address, job, self._key, asked, machine)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,6 +191,19 @@ def test_a_machine_that_does_not_join_is_asked_for(
         open_learner(declared(toy_model, ("x",)), settings(address), tmp_path)
     assert "learner.machines is 2, but only 1 joined within 1 s" in caught.value.message
     assert f"{node.COMMAND} {address}" in caught.value.hint
+
+
+def test_a_machine_without_a_place_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"machines": 2, "processes": 1, "folder": str(tmp_path / "memory")}
+    channel: Any = SimpleNamespace(has=lambda _: False, receive=lambda _: asked, count=lambda *_: 2)
+    spare = node.LearnerMachine(("127.0.0.1", 1), "key")
+    spare._take_part(channel, 1)
+    monkeypatch.setattr(node, "is_finished", lambda folder: folder == tmp_path / "memory")
+    monkeypatch.setattr(node.time, "sleep", lambda _: pytest.fail("it waits"))
+    spare.serve()
+    assert f"the run in {tmp_path} has finished" in capsys.readouterr().out
 
 
 KILLED = "Trainer.step = lambda *_, **__: os.kill(os.getpid(), 9)"
