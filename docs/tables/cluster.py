@@ -49,7 +49,7 @@ def large_job() -> str:
     rows = []
     for place in (0, *range(last // 5, last, last // 5), last):
         label = f"{runs[0]['examples'][place]:,}" if place < last else "end"
-        cells = [f"{run['mb'][place]:.0f} MB, {run['seconds'][place]:.0f} s" for run in runs]
+        cells = [f"{run['mb'][place]:.0f} MB, {run['seconds'][place]:,.0f} s" for run in runs]
         rows.append([label, *cells])
     return markdown(["examples", "three workers", "this process"], rows)
 

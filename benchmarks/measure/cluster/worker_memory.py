@@ -19,6 +19,7 @@ import platform
 import random
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.measure.cluster.ray_overhead import opened, seconds_per_example
@@ -53,16 +54,15 @@ def write_corpus(path: Path, passages: int) -> None:
 
 
 def workers_mb() -> float:
-    """Return the proportional set size of all worker processes."""
+    """Return the proportional set size of all worker processes of this cluster."""
+    import psutil
+
     total = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if process.joinpath("cmdline").read_bytes().startswith(b"ray::CallWorker"):
-                rows = process.joinpath("smaps_rollup").read_text().splitlines()
-                total += sum(int(row.split()[1]) for row in rows if row.startswith("Pss:"))
-        except OSError:
-            continue  # it has ended
-    return total / 1000
+    for process in psutil.Process().children(recursive=True):
+        with suppress(OSError, psutil.Error):  # it has ended
+            if "".join(process.cmdline()).startswith("ray::CallWorker"):
+                total += process.memory_full_info().pss
+    return total / 1e6
 
 
 async def measured(program: Program, workers: int) -> dict[str, float]:
