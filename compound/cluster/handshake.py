@@ -7,16 +7,13 @@ sent.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
 
 from compound.cluster.messages import VERSION, Facts
 from compound.core.errors import DISTRIBUTION, CompoundError
-from compound.graph.registry.code import sources_beside
+from compound.graph.registry.code import file_digest, package_digest, sources_beside
 from compound.graph.system import System
 from compound.yaml.program import Program, SystemFile, loads
 
@@ -51,7 +48,7 @@ def facts_of(system: System, folder: Path) -> Facts:
         python=".".join(platform.python_version_tuple()[:2]),
         system=system.identity,
         components={name: component.version for name, component in system.components.items()},
-        modules={name: _file_digest(path) for name, path in sources_beside(folder).items()},
+        modules={name: file_digest(path) for name, path in sources_beside(folder).items()},
     )
 
 
@@ -74,23 +71,3 @@ def first_difference(own: Facts, other: Facts) -> str:
         if own.components.get(name) != other.components.get(name):
             return f"its component {name!r} differs from the driver's in code or data"
     return "" if own.system == other.system else "it has rebuilt another system from the file"
-
-
-@functools.cache
-def package_digest() -> str:
-    """Return a digest of the source files of this package."""
-    root = Path(__file__).parents[1]
-    found = hashlib.sha256()
-    for folder, folders, names in os.walk(
-        root, followlinks=True
-    ):  # in a checkout, packages are links
-        folders.sort()
-        for name in sorted(names):
-            if name.endswith(".py"):
-                path = Path(folder, name)
-                found.update(f"{path.relative_to(root)}\n{_file_digest(path)}\n".encode())
-    return found.hexdigest()[:16]
-
-
-def _file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -6,6 +6,8 @@ files.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import os
 import sys
@@ -93,6 +95,26 @@ def sources_beside(folder: Path) -> dict[str, Path]:
         names = sorted(name for name, where in _BESIDE.items() if where == home)
         files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
     return {name: Path(file) for name, file in files.items() if file and os.path.isfile(file)}
+
+
+@functools.cache
+def package_digest() -> str:
+    """Return a digest of the source files of this package."""
+    root = Path(__file__).parents[2]
+    found = hashlib.sha256()
+    # in a checkout, packages are links
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = Path(folder, name)
+                found.update(f"{path.relative_to(root)}\n{file_digest(path)}\n".encode())
+    return found.hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of a source file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _import(name: str, folder: Path) -> ModuleType:

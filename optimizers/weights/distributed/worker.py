@@ -31,6 +31,7 @@ from compound.core.security.sanitize import sanitize_text
 from compound.engines import model_folder
 from compound.engines.local import loading
 from compound.engines.local.devices import Placement
+from compound.graph.registry.code import package_digest
 from compound.optimization.runs.directory import report_full_disk
 from compound.optimizers.weights.distributed.learner import KEY, open_trainer, placed
 from compound.optimizers.weights.learner.samples import samples_from_json
@@ -116,8 +117,9 @@ class Channel:
 
 def find_versions() -> dict[str, str]:
     """Return the versions of what computes the steps in this process, by name."""
-    found = {name: metadata.version(name) for name in (DISTRIBUTION, "torch", "transformers")}
-    return {"Python": platform.python_version(), **found}
+    names = (DISTRIBUTION, "torch", "transformers", "peft")
+    found = {name: metadata.version(name) for name in names}
+    return {"Python": platform.python_version(), **found, "source of compound": package_digest()}
 
 
 def connect(host: str, port: int, timeout: timedelta = PATIENCE) -> Store:

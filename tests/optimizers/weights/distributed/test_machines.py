@@ -166,6 +166,7 @@ def test_a_machine_that_differs_is_refused_before_a_step(
     versions = "versions = worker.find_versions()\nworker.find_versions = lambda: versions | "
     for code, variables, told in (
         (versions + "{'torch': '1.0'}", {}, f"the machine {host} has torch 1.0, but this machine"),
+        ("worker.package_digest = lambda: '1f'", {}, "has source of compound 1f, but this machine"),
         (
             "node.models.folder_digest = lambda model: '1f'",
             {},
