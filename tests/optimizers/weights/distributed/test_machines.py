@@ -202,7 +202,7 @@ def test_a_machine_without_a_place_ends_with_the_run(
     spare = node.LearnerMachine(("127.0.0.1", 1), "key")
     spare._take_part(channel, 1)
     monkeypatch.setattr(node, "is_finished", lambda folder: folder == tmp_path / "memory")
-    monkeypatch.setattr(node.time, "sleep", lambda _: pytest.fail("it waits"))
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
     spare.serve()
     assert f"the run in {tmp_path} has finished" in capsys.readouterr().out
 
