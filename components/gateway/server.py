@@ -29,13 +29,6 @@ class GatewaySettings:
 
     max_body: int = 32 * 2**20
     body_timeout: float = 30.0
-    key: None = None  # each run has its own, which the application checks
-    allow_origins: tuple[str, ...] = ()
-
-    @property
-    def host_names(self) -> frozenset[str]:
-        """Names that the ``Host`` header may have."""
-        return frozenset(LOCAL_NAMES)
 
 
 ROUTES: dict[str, Route] = {
@@ -104,7 +97,11 @@ class Gateway:
             raise CompoundError(f"the gateway cannot listen on loopback: {error}") from None
         self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         application = Guard(
-            self._application, self._settings, lambda scope, status: None, admit=self._session_of
+            self._application,
+            host_names=LOCAL_NAMES,
+            max_body=self._settings.max_body,
+            body_timeout=self._settings.body_timeout,
+            admit=self._session_of,  # each run has a key of its own
         )
         config = uvicorn.Config(
             application,

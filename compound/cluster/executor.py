@@ -35,11 +35,8 @@ COMPLETION = TypeAdapter(Completion)
 class RemoteExecutor(Executor):
     """Runs one system with workers.
 
-    Args:
-        engines: model name -> `Engine`, or a function that returns one.
-        base: the system, with any configuration; the components of other systems run here.
-        open_pool: returns the workers, which start with the first call.
-        options: further arguments of `Executor`.
+    The system ``base`` may have any configuration; components of other systems run here. The
+    workers that ``open_pool`` returns start with the first call. ``options`` are those of `Executor`.
     """
 
     def __init__(

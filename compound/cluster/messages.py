@@ -27,25 +27,15 @@ class WorkerMessage(BaseModel):
 
 
 class Facts(WorkerMessage):
-    """Facts that must be equal on the driver and on every worker.
+    """Facts that must be equal on the driver and on every worker."""
 
-    Attributes:
-        protocol: version of these messages.
-        compound: version of the package.
-        source: digest of the package's source files.
-        python: version of Python, major and minor.
-        system: identity of the rebuilt system.
-        components: version of each component, which covers its code and data.
-        modules: digest of each module imported from the folder of the file.
-    """
-
-    protocol: int
-    compound: str
-    source: str
-    python: str
-    system: str
-    components: dict[str, str]
-    modules: dict[str, str]
+    protocol: int  # version of these messages
+    compound: str  # version of the package
+    source: str  # digest of its source files
+    python: str  # version, major and minor
+    system: str  # identity of the rebuilt system
+    components: dict[str, str]  # their versions, which cover code and data
+    modules: dict[str, str]  # digests of those imported from the folder of the file
 
 
 # From the driver to a worker
@@ -58,15 +48,7 @@ class Hello(WorkerMessage):
 
 
 class MakeCall(WorkerMessage):
-    """Execute a call.
-
-    Attributes:
-        component: the name of the component.
-        address: the address of the call in its trace.
-        seed: seed of the call's random stream.
-        values: the values of the component's settings.
-        inputs: a value for each input.
-    """
+    """Execute a call; ``values`` are those of the component's settings."""
 
     component: str
     address: str

@@ -41,17 +41,10 @@ class _RemoteWorker:
 
 
 class WorkerPool:
-    """Workers that run jobs.
+    """Workers that run jobs: a number of them, or one per machine.
 
-    Args:
-        transport: starts workers.
-        workers: number of workers; None for one per machine.
-        hello: first message to each worker.
-        facts: what must be equal on each worker.
-        notify: receives one-line notices.
-        start_seconds: maximum time in which a worker must start and rebuild the system.
-        max_restarts: number of lost workers that are replaced; one that is lost while it starts
-            counts, too.
+    Each gets ``hello``, must have equal ``facts``, and starts within ``start_seconds``. Up to
+    ``max_restarts`` lost workers are replaced, counting those that are lost while they start.
     """
 
     def __init__(
@@ -103,12 +96,7 @@ class WorkerPool:
     async def run(self, message: MakeCall | Generate, what: str) -> Document | None:
         """Run a job on the worker with the fewest jobs, and on another one if it is lost.
 
-        Args:
-            message: the job.
-            what: its description in messages.
-
-        Returns:
-            The result; None if only the driver can do the job.
+        Returns the result; None if only the driver can do the job. Messages call it ``what``.
 
         Raises:
             CompoundError: the job failed, or too many workers were lost.

@@ -31,9 +31,7 @@ def own_cluster() -> str | None:
         return address
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
-        descriptor = os.open(
-            Path(folder) / FILE, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
-        )
+        descriptor = os.open(Path(folder) / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -57,12 +55,8 @@ class ClusterUnavailable(CompoundError):
 class RayCluster:
     """A cluster, which this process is connected to on first use.
 
-    Args:
-        address: address of the cluster: ``auto`` for that of the user, ``local`` to start one on
-            this machine, or ``host:port``.
-
-    Attributes:
-        ray: the library.
+    Its address is ``auto`` for that of the user, ``local`` to start one on this machine, or
+    ``host:port``. The attribute ``ray`` is the library.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -161,10 +155,7 @@ Function = Callable[[str], str]
 class RayTasks:
     """Runs tasks on a Ray cluster: functions that receive a text and return one.
 
-    Args:
-        address, cpus, start_seconds: as in the settings.
-        check: runs on every machine.
-        run: runs on a machine with a free place.
+    ``check`` runs on every machine, ``run`` on one with a free place.
 
     Raises:
         MissingExtra: Ray is not installed.

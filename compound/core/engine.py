@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypedDict, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from compound.core.image import Image
@@ -43,16 +43,6 @@ class Prefilled:
         return Prefilled(self.tokens - other.tokens, self.cached - other.cached)
 
 
-class UsageDocument(TypedDict, total=False):
-    """A `Usage` as JSON types."""
-
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost: float
-    unpriced: int
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Usage of a call: engine calls, tokens, and cost in US dollars.
@@ -74,7 +64,7 @@ class Usage:
         """Total of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
-    def to_json(self) -> UsageDocument:
+    def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON."""
         return {
             "calls": self.calls,
@@ -85,7 +75,7 @@ class Usage:
         }
 
     @staticmethod
-    def from_json(data: UsageDocument) -> Usage:
+    def from_json(data: Mapping[str, Any]) -> Usage:
         """Parse the output of `to_json`."""
         return Usage(**data)
 
@@ -139,6 +129,10 @@ TOOL_OVERHEAD = 256  # bytes around the declaration of a tool, or around a call 
 MAX_IMAGE_TOKENS = 50_000  # of one image, by the price list of the most expensive provider
 
 
+def _json_bytes(*texts: str) -> int:
+    return TOOL_OVERHEAD + ESCAPED * sum(len(text.encode()) for text in texts)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """Declaration of a tool for a model.
@@ -156,8 +150,7 @@ class ToolSpec:
     @property
     def size(self) -> int:
         """Upper bound of its prompt tokens, by its bytes in JSON."""
-        texts = (self.name, self.description, self.parameters)
-        return TOOL_OVERHEAD + ESCAPED * sum(len(text.encode()) for text in texts)
+        return _json_bytes(self.name, self.description, self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +170,7 @@ class ToolCall:
     @property
     def size(self) -> int:
         """Upper bound of its prompt tokens, by its bytes in JSON."""
-        texts = (self.id, self.name, self.arguments)
-        return TOOL_OVERHEAD + ESCAPED * sum(len(text.encode()) for text in texts)
+        return _json_bytes(self.id, self.name, self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

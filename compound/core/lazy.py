@@ -7,30 +7,17 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 
-class PublicNames(NamedTuple):
-    """What a package that loads its names lazily defines.
+def public_names(
+    package: str, file: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str], Mapping[str, str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a module, and the homes of its public names.
 
-    Attributes:
-        getattr: its ``__getattr__``.
-        dir: its ``__dir__``.
-        all: its ``__all__``.
-        homes: where each name is defined, as ``module:attribute``.
-    """
-
-    getattr: Callable[[str], object]
-    dir: Callable[[], list[str]]
-    all: list[str]
-    homes: Mapping[str, str]
-
-
-def public_names(package: str, file: str) -> PublicNames:
-    """Return the public names of a module, which are those that its stub imports under their own name.
+    These are the names that its stub imports under their own name, with ``module:attribute``.
 
     A name that the stub assigns from an import is public too (``OpenAI = OpenAIEngine``), and a module
-    that it imports is a namespace, which `all` leaves out.
+    that it imports is a namespace, which ``__all__`` leaves out.
     """
     homes = dict(_homes(Path(file).with_suffix(".pyi")))
     namespaces = {name for name, home in homes.items() if home == f"{package}:{name}"}
@@ -54,7 +41,7 @@ def public_names(package: str, file: str) -> PublicNames:
     def names() -> list[str]:
         return sorted({*listed, *namespaces, "__version__"} if namespaces else listed)
 
-    return PublicNames(load, names, listed, {name: homes[name] for name in listed})
+    return load, names, listed, {name: homes[name] for name in listed}
 
 
 def _homes(stub: Path) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ from collections.abc import (
     Iterator,
 )
 from concurrent.futures import Future, wait
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from compound.core.errors import first_leaf, raise_missing_extra
 
@@ -128,6 +128,7 @@ class _Elsewhere(Generic[Result]):
 
 
 Value = TypeVar("Value")
+P = ParamSpec("P")
 _LOCK = threading.Lock()
 
 
@@ -136,6 +137,18 @@ async def run_in_background(work: Coroutine[object, None, Value]) -> Value:
     with _LOCK:
         loop = _loop()
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def in_background(
+    method: Callable[P, Coroutine[Any, Any, Value]],
+) -> Callable[P, Coroutine[Any, Any, Value]]:
+    """Decorate a coroutine function that runs on the process-wide loop; see `run_in_background`."""
+
+    @functools.wraps(method)
+    async def run(*given: P.args, **named: P.kwargs) -> Value:
+        return await run_in_background(method(*given, **named))
+
+    return run
 
 
 @functools.cache
@@ -164,8 +177,7 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, owner: int)
 
 
 # the loop's thread does not survive a fork: the child starts its own on demand
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_loop.cache_clear)
+os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
 class Closable(Protocol):

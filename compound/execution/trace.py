@@ -29,7 +29,6 @@ from compound.core.engine import (
     TokenRecord,
     TokenRow,
     Usage,
-    UsageDocument,
 )
 from compound.core.errors import RateLimited, RunFailed, TransientError
 from compound.core.formatting import format_names, format_repr, short_repr
@@ -360,7 +359,7 @@ def _usage_as_text(usage: Usage) -> list[str]:
 
 if TYPE_CHECKING:
     StoredFailure = FailureRow
-    StoredUsage = UsageDocument
+    StoredUsage = dict[str, Any]
     StoredTokens = TokenRow
     StoredExchange = ExchangeDocument
 else:

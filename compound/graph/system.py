@@ -189,10 +189,6 @@ class System:
         """Return the names of the nodes downstream of ``node``."""
         return frozenset(nx.descendants(self.graph, node))
 
-    def nodes_of(self, component: str) -> tuple[str, ...]:
-        """Return the names of the nodes that use a component, in execution order."""
-        return tuple(n for n, node in self.nodes.items() if node.component.name == component)
-
     def bind(self, values: Mapping[str, object]) -> System:
         """Return a copy with some parameters set.
 

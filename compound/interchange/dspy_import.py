@@ -7,7 +7,6 @@ import inspect
 import re
 import textwrap
 import typing
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,25 +256,16 @@ def _returned(module: dspy.Module) -> dspy.Module | None:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, TypeError, SyntaxError, AttributeError):
         return None
-    nodes = list(ast.walk(tree))
-    stores = Counter(
-        n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    )
-    assigned: dict[str, list[ast.expr]] = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            assigned.setdefault(node.targets[0].id, []).append(node.value)
+    values: dict[str, list[ast.expr]] = {}  # of variables
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            values.setdefault(ast.unparse(node.targets[0]), []).append(node.value)
     places = set()
-    for node in nodes:
-        if not isinstance(node, ast.Return):
-            continue
-        ends = [node.value]
-        if isinstance(node.value, ast.Name) and stores[node.value.id]:
-            values = assigned.get(node.value.id, [])
-            ends = [*values] if len(values) == stores[node.value.id] else [None]
-        for end in ends:
-            call = end.value if isinstance(end, ast.Await) else end
-            places.add(ast.unparse(call.func) if isinstance(call, ast.Call) else "")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return):
+            for end in values.get(ast.unparse(node.value) if node.value else "", [node.value]):
+                call = end.value if isinstance(end, ast.Await) else end
+                places.add(ast.unparse(call.func) if isinstance(call, ast.Call) else "")
     own, _, place = (places.pop() if len(places) == 1 else "").partition(".")
     found = getattr(module, place.removesuffix(".acall"), None) if own == "self" else None
     return found if isinstance(found, dspy.Module) else None

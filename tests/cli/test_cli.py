@@ -141,31 +141,16 @@ def test_evaluate_reports_mean_interval_and_cost(game: Path, cli: Any) -> None:
     found = json.loads(
         cli("evaluate", "game.yaml", "--split", "train", "--limit", "8", "--no-cache", "--json").out
     )
-    assert {
-        "mean",
-        "low",
-        "high",
-        "n",
-        "failed",
-        "failures",
-        "calls",
-        "tokens",
-        "cost",
-        "rows",
-    } <= set(found)
+    keys = ["mean", "low", "high", "n", "failed", "failures", "calls", "tokens", "cost", "rows"]
+    assert found.keys() >= set(keys)
     assert found["n"] == len(found["rows"]) == 8
     assert found["mean"] == pytest.approx(sum(score for _, score in found["rows"]) / 8)
 
 
 def test_a_demand_that_is_not_met_exits_1(game: Path, cli: Any) -> None:
     ran = cli("evaluate", "game.yaml", "--min-score", "0.99")
-    assert (
-        ran.code,
-        re.search(r"the mean score 0\.\d+ is below --min-score 0\.99", ran.err) is None,
-    ) == (
-        1,
-        False,
-    )
+    assert ran.code == 1
+    assert re.search(r"the mean score 0\.\d+ is below --min-score 0\.99", ran.err)
     ran = cli("evaluate", "game.yaml", "--min-score", "0.99", "--json")
     found = json.loads(ran.out)
     assert (ran.code, found["passed"], found["reason"] in ran.err) == (1, False, True)

@@ -219,9 +219,7 @@ def test_an_error_of_the_agent_fails_the_run_without_its_key() -> None:
 def test_a_process_that_ends_is_replaced_for_the_next_run() -> None:
     found = system(external_agents.ending, prompts=[])
     for _ in range(2):
-        with pytest.raises(
-            RunFailed, match="the agent's program exited with status 3: the last words"
-        ):
+        with pytest.raises(RunFailed, match="program exited with status 3: the last words"):
             run(found)
 
 
@@ -482,10 +480,7 @@ def test_outputs_are_checked_and_converted() -> None:
         ({"call": "a:b", "isolation": "thread"}, "the function itself"),
         ({"call": "a:b", "timeout": 0}, "timeout of ExternalAgent must be > 0"),
         ({"call": "a:b", "max_requests": 0}, "max_requests of ExternalAgent must be > 0"),
-        (
-            {"call": "a:b", "prompts": [cp.components.AgentPrompt("p", match={})]},
-            "to be recognized by",
-        ),
+        ({"call": "a:b", "prompts": [cp.components.AgentPrompt("p", match={})]}, "recognized by"),
         (
             {
                 "call": "a:b",

@@ -204,9 +204,7 @@ def test_what_did_parse_is_kept_when_a_field_did_not() -> None:
 
 @pytest.mark.parametrize("text", ["", "no object here", "{", '{"reason": ', "[1, 2]", "{" * 5000])
 def test_a_text_without_json_misses_every_field(text: str) -> None:
-    with pytest.raises(
-        ParseError, match="'reason' is missing; 'score' is missing; 'label' is missing"
-    ) as error:
+    with pytest.raises(ParseError, match="'reason' is .*'score' is .*'label' is missing") as error:
         parse(text, THREE, "json")
     assert error.value.outputs == {}
 

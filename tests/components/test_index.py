@@ -278,9 +278,7 @@ def test_a_language_removes_its_stop_words_and_reduces_words_to_stems(tmp_path: 
     assert PassageIndex().digest != PassageIndex(language="german").digest
     with pytest.raises(DeclarationError, match="no language 'germann'; did you mean 'german'"):
         BM25(path, language="germann")
-    with pytest.raises(
-        DeclarationError, match="no language 'zh'.*scripts without spaces need no language"
-    ):
+    with pytest.raises(DeclarationError, match="no language 'zh'.*without spaces need no"):
         PassageIndex(language="zh")
 
 
@@ -400,9 +398,7 @@ def test_ranking_keeps_every_passage_and_puts_those_without_common_words_last() 
 
 def test_no_passages_rank_to_none_and_a_wrong_one_is_named() -> None:
     assert PassageIndex().rank("cat", [], 3) == []
-    with pytest.raises(
-        DataError, match="passage 2: a passage needs text in 'text'; possible: body"
-    ):
+    with pytest.raises(DataError, match="passage 2: .* needs text in 'text'; possible: body"):
         PassageIndex().rank("cat", ["x", {"body": "y"}], 3)
 
 
@@ -504,9 +500,7 @@ def test_passages_longer_than_the_model_reads_are_embedded_in_windows(
 
 def test_a_prompt_as_long_as_the_model_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Model(limit=6, document="b b b b "))
-    with pytest.raises(
-        DeclarationError, match="the prompt 'b b b b ' leaves none of the 6 tokens that 'fake'"
-    ):
+    with pytest.raises(DeclarationError, match="'b b b b ' leaves none of the 6 tokens"):
         PassageIndex("any").rank("a", ["", "a"], 1)
 
 

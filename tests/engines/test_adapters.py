@@ -429,17 +429,6 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", WRONG)
-def test_an_adapter_that_cannot_be_used_is_refused_and_the_error_says_why(
-    shapes: dict[str, tuple[int, int]], own: Path, damage: str
-) -> None:
-    change, said = WRONG[damage]
-    change(own)
-    with pytest.raises(ConfigurationError, match=said) as error:
-        read_adapter(own, shapes)
-    assert str(own) in str(error.value)
-
-
 def test_adapters_that_cannot_be_used_fail_only_their_calls(
     base: Path, many: list[Adapter], tmp_path: Path
 ) -> None:

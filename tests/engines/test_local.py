@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +41,6 @@ from compound.engines.local.decoding import SamplingRow  # noqa: E402
 from compound.engines.local.devices import Placement  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from local_engine import ask, engine, one_by_one, outcomes, run  # noqa: E402
-from processes import python  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -305,56 +302,6 @@ def test_other_formats_and_devices_are_not_packed(device: str, dtype: str) -> No
     assert not kernels.packable(model)
 
 
-WHOLE_RUN = """
-import os, sys
-import compound as cp
-import compound.report
-import torch
-from compound.engines.local.engine import TransformersEngine
-from compound.api.optimize import run_optimization
-from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimization.settings.base import BudgetSettings
-
-torch.set_num_threads(1)
-os.fsync = compound.report.write = lambda _: None
-question = cp.Input("question", str)
-first = cp.LLM("first", prompt=cp.Text("Say a word."), demos=cp.Demos(max=2), temperature=0.8, max_tokens=6)
-second = cp.LLM("second", prompt=cp.Text("Answer."), temperature=cp.Float(0.0, 1.0), max_tokens=6)
-system = cp.System("two", outputs={"y": second(word=first(question=question), question=question)}, lm="lm")
-words = "the quick brown fox jumps over a lazy dog and runs far away from king town".split()
-rows = [{"question": f"{a} {b}", "answer": a} for a in words for b in words[:6]]
-data = cp.Dataset.of(train=rows[:40], valid=rows[40:48], test=rows[56:60])
-metric = cp.metrics.custom(lambda outputs, example: len(set(outputs["y"]) & set(example.gold["answer"])) / 10, "letters")
-settings = OptimizeSettings(
-    minibatch=4, candidates=2, iterations=1, valid_size=None, budget=BudgetSettings(system_runs=50),
-    concurrency=64 if int(os.environ["PYTHONHASHSEED"]) % 2 else 1,
-)
-lm = TransformersEngine(sys.argv[1], dtype="float32", deterministic=True)
-run_optimization(system, data, metric, settings, run_dir=sys.argv[2], engines={"lm": lm})
-"""
-
-
-@pytest.mark.slow
-def test_a_whole_deterministic_run_is_the_same_under_every_hash_seed_one_call_at_a_time_or_many(
-    folder: Path, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    """Under two hash seeds, or four with ``--slow``."""
-
-    def optimized(seed: int) -> str:
-        target = tmp_path / str(seed)
-        python("-c", WHOLE_RUN, str(folder), str(target), env={"PYTHONHASHSEED": str(seed)})
-        events = [json.loads(line) for line in (target / "events.jsonl").read_text().splitlines()]
-        for event in events:
-            del event["at"], event["spent"]["seconds"], event["checksum"]
-        assert {"start", "job", "test_after"} <= {event["event"] for event in events}
-        return json.dumps(events)
-
-    with ThreadPoolExecutor(2) as pool:
-        assert (
-            len(set(pool.map(optimized, range(4 if pytestconfig.getoption("--slow") else 2)))) == 1
-        )
-
-
 @pytest.mark.slow
 def test_calls_made_together_are_one_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
@@ -599,16 +546,3 @@ def test_the_name_says_what_changes_answers(folder: Path, monkeypatch: pytest.Mo
 def test_an_answer_of_no_tokens_is_refused(folder: Path) -> None:
     with pytest.raises(CallError, match="at least 1"):
         run(engine(folder), ask(max_tokens=0))
-
-
-QUESTIONS = ["What is the capital of France?", "Which planet is the largest?", "What do bees make?"]
-
-
-@pytest.mark.slow
-@pytest.mark.user_cache
-def test_the_real_model_answers_a_simple_question(smollm2: str) -> None:
-    torch.set_num_threads(2)
-    answers = run(TransformersEngine(smollm2), *(ask(text, max_tokens=24) for text in QUESTIONS))
-    assert "Paris" in answers[0].text
-    assert "Jupiter" in answers[1].text
-    assert answers[2].text.startswith("Bees")

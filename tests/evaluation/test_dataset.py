@@ -122,10 +122,7 @@ def test_blank_lines_a_byte_order_mark_and_any_letters_are_read(tmp_path: Path) 
         ("{'id': 3}", r"not JSON \(Expecting property name.*; each line must be one object"),
         ("[1, 2]", r"a row must be an object \{…\}, got list"),
         ('{"id": "q0", "question": ""}', r"id 'q0' is already used on line 1"),
-        (
-            '{"id": "q3", "qestion": ""}',
-            r"no column 'question' to read 'question' from.*did you mean 'qestion'",
-        ),
+        ('{"id": "q3", "qestion": ""}', "no column 'question' to read .*did you mean 'qestion'"),
         ('{"id": [3], "question": ""}', r"id column 'id' must hold text or a number, got \[3\]"),
         ('{"id": "", "question": ""}', r"id column 'id' must hold text or a number, got ''"),
         ("9" * 5000, r"not JSON \(Exceeds the limit"),
@@ -169,10 +166,7 @@ def test_repeated_ids_are_found_however_many_rows_are_between(
         changed = [*rows]
         changed[second] = rows[first]
         write(tmp_path / "train.jsonl", changed)
-        with pytest.raises(
-            DataError,
-            match=rf"train.jsonl:{second + 1}: id 'q{first}' is already used on line {first + 1}$|;",
-        ):
+        with pytest.raises(DataError, match=rf":{second + 1}: id 'q{first}' .*line {first + 1}\b"):
             ids(Dataset(tmp_path))
 
 
@@ -329,10 +323,7 @@ def test_shares_that_are_no_partition_are_refused(shares: Any) -> None:
 
 def test_one_file_without_split_by_says_what_to_give(tmp_path: Path) -> None:
     path = write(tmp_path / "all.jsonl", questions(2))
-    with pytest.raises(
-        DataError,
-        match=r"is a single file without split_by, so its rows for train are unknown; set split_by to a column",
-    ):
+    with pytest.raises(DataError, match=r"single file without split_by, .* set split_by to a"):
         ids(Dataset(path))
 
 
@@ -431,10 +422,7 @@ def test_a_name_without_an_owner_is_never_looked_for_on_the_hub(
     program = loads(f"{SYSTEM}data: {{path: {name}}}\n", path=tmp_path / "theirs" / "f.yaml")
     assert program.data is not None
     for data in (Dataset(name), program.data, Dataset(f"hf://datasets/{name}")):
-        with pytest.raises(
-            DataError,
-            match=rf"no file or folder .*; .* a hub id with its owner, such as 'owner/{name}'",
-        ):
+        with pytest.raises(DataError, match=rf"no file or folder .* hub id .*'owner/{name}'"):
             data.examples("train", ["question"])
     assert not (tmp_path / "ran").exists()
     assert hub.asked == []
@@ -467,18 +455,12 @@ def test_a_hub_data_set_is_read_by_subset_and_split(hub: Hub) -> None:
     hub.put(EXPORT, "small/validation/0001.parquet", questions(1, start=2))
     data = Dataset("owner/name", valid="validation", subset="small")
     assert ids(data, "valid") == ["q0", "q1", "q2"]
-    assert [row.inputs["question"] for row in data.examples("valid", ["question"])] == [
-        "0 + 1?",
-        "1 + 1?",
-        "2 + 1?",
-    ]
+    asked = [row.inputs["question"] for row in data.examples("valid", ["question"])]
+    assert asked == [f"{i} + 1?" for i in range(3)]
     name, revision, patterns = hub.asked[0]
     assert (name, revision) == ("owner/name", "refs/convert/parquet")
     assert patterns == ["small/validation/*.parquet"]
-    with pytest.raises(
-        DataError,
-        match=r"no file or folder .* and the hub has no .* split 'dev'.*; check the path, or the id",
-    ):
+    with pytest.raises(DataError, match=r"no file or .* hub has no .* split 'dev'.*; check the"):
         ids(Dataset("owner/name", valid="dev", subset="other"), "valid")
 
 
@@ -663,10 +645,7 @@ def test_cells_of_a_split_under_another_name_are_converted_too(tmp_path: Path) -
 def test_of_several_names_of_the_validation_split_none_is_chosen(tmp_path: Path) -> None:
     for name in ("train", "valid", "val"):
         write(tmp_path / f"{name}.jsonl", questions(2))
-    with pytest.raises(
-        DataError,
-        match="no file of split 'dev'; val and valid match: choose one, such as valid: val",
-    ):
+    with pytest.raises(DataError, match="no file of split 'dev'; val and valid match: choose one"):
         ids(Dataset(tmp_path), "valid")
 
 

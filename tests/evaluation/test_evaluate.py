@@ -581,11 +581,8 @@ def test_a_killed_evaluation_is_not_paid_for_twice(tmp_path: Path) -> None:
     resumed = Executor({"lm": lm}, cache=cache)
     result = evaluated(system, rows, exact_match("answer"), executor=resumed, concurrency=4)
     assert len(lm.requests) == 10
-    assert (result.system_runs, resumed.meter.system_runs, resumed.meter.usage.calls) == (
-        10.0,
-        10.0,
-        10,
-    )
+    assert (result.system_runs, resumed.meter.system_runs) == (10.0, 10.0)
+    assert resumed.meter.usage.calls == 10
     again = evaluated(system, rows, exact_match("answer"), executor=resumed, concurrency=4)
     assert (again.system_runs, again.usage.calls) == (0.0, 0)
     cache.close()
@@ -841,7 +838,5 @@ def test_a_large_file_that_changes_during_an_evaluation_ends_it(
         return "1"
 
     system = System("one", {"answer": Function("one", one)(x=Input("x", int))})
-    with pytest.raises(
-        DataError, match="rows.jsonl, valid split: it was changed while it was read"
-    ):
+    with pytest.raises(DataError, match="rows.jsonl, valid split: it was changed while it was"):
         cp.evaluate(system, path, "exact_match", concurrency=2, cache=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -314,11 +313,7 @@ def test_agreement_scores_given_outputs_and_reads_the_scale_of_labels(tmp_path: 
         cp.metrics.agreement(metric, path, part="true", engines={"judge": lm}, cache=False).kappa
         == 1.0
     )
-    with pytest.raises(
-        DataError,
-        match=re.escape(f"{path}:2: label 'human' must be a number from 0 to 1, got '1'")
-        + "|from 0 to 1",
-    ):
+    with pytest.raises(DataError, match="from 0 to 1"):
         cp.metrics.agreement(metric, path, scale=(0, 1), engines={"judge": lm}, cache=False)
     with pytest.raises(DataError, match="no column 'person'"):
         cp.metrics.agreement(metric, path, label="person", engines={"judge": lm}, cache=False)

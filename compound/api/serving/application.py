@@ -104,7 +104,7 @@ def build(
     application.add_exception_handler(HTTPProblem, _on_problem)
     application.add_exception_handler(HTTPException, _on_http_error)
     application.add_exception_handler(Exception, _on_error)
-    application.add_middleware(Guard, settings=settings, count=metrics.answered)
+    application.add_middleware(Guard, count=metrics.answered, **settings.admission)
     return Built(application, service)
 
 

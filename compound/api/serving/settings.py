@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from compound.core.errors import DeclarationError
 from compound.core.security.sanitize import sanitize_text
@@ -109,11 +110,12 @@ class ServerSettings:
             )
 
     @property
-    def host_names(self) -> frozenset[str] | None:
-        """Names that the ``Host`` header may have; ``None`` allows any, which requires a key."""
-        if self.key is not None and not self.allow_hosts and not is_loopback(self.host):
-            return None
-        return frozenset(name.lower() for name in (*LOCAL_NAMES, self.host, *self.allow_hosts))
+    def admission(self) -> dict[str, Any]:
+        """Arguments of `compound.core.web.guard.Guard`; any ``Host`` is allowed only with a key."""
+        names = {name.lower() for name in (*LOCAL_NAMES, self.host, *self.allow_hosts)}
+        is_open = self.key is not None and not self.allow_hosts and not is_loopback(self.host)
+        own = ("allow_origins", "key", "max_body", "body_timeout")
+        return {"host_names": None if is_open else names} | {n: getattr(self, n) for n in own}
 
 
 LOG = logging.getLogger("compound.api.serving")

@@ -198,8 +198,7 @@ def application(folder: Path, settings: ServerSettings | None = None) -> Starlet
         exception_handlers=dict.fromkeys((CompoundError, HTTPException, Exception), _on_error),
         lifespan=lifespan,
     )
-    settings = settings or ServerSettings(max_body=2**16)
-    made.add_middleware(Guard, settings=settings, count=lambda scope, status: None)
+    made.add_middleware(Guard, **(settings or ServerSettings(max_body=2**16)).admission)
     return made
 
 

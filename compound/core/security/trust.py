@@ -226,15 +226,10 @@ def refusal(
 ) -> tuple[str, str] | None:
     """Return why an engine or a tool of a file may not be used, and how to allow it; None if it may.
 
-    Args:
-        trust: the user's consent.
-        model: the model as ``provider/name``.
-        address: the server named in the file.
-        key: the environment variable named in the file.
-        sends: what the server receives, for the message.
-        only_listed: whether the providers' own addresses and this machine need an entry, too. Tools
-            need one, since the file chooses the operation: a provider's would bypass the budget,
-            and services on this machine may execute code.
+    The file names the model (``provider/name``), the server and the environment variable of the
+    key. With ``only_listed``, the providers' own addresses and this machine need an entry, too:
+    those of tools do, since the file chooses the operation, which would bypass the budget of a
+    provider, or could execute code on this machine.
 
     Raises:
         DeclarationError: the address is not a plain HTTP address, or the key is not a variable

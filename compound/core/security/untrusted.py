@@ -2,7 +2,7 @@
 
 Run directories, adapters, stored rewards, caches and reports may come from another person. They are
 read and written through `UntrustedFolder`, so that nothing in such a folder can refer outside it:
-files are opened relative to the descriptor of a `Directory`, so that no part of a path can be
+files are opened relative to the descriptor of their folder, so that no part of a path can be
 replaced between a check and its use, symbolic links are rejected instead of followed, only
 regular files are opened (a FIFO would block forever), and the size read is limited. Libraries that
 only accept a path get one from `UntrustedFolder.place`, which checks it first.
@@ -83,58 +83,6 @@ def _is_path(path: str | Path) -> bool:
         return False
 
 
-class Directory:
-    """An open directory; it stays the same one when another takes its path.
-
-    Names have one part, and must be no links. Every method raises `OSError`.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    @classmethod
-    def at(cls, path: str | Path) -> Self:
-        """Open a directory by its path, which may lead through links."""
-        return cls(os.open(path, os.O_RDONLY | _FOLDER))
-
-    def copy(self) -> Directory:
-        """Return another handle of the same directory."""
-        return Directory(os.dup(self.descriptor))
-
-    def enter(self, name: str) -> Directory:
-        """Return a handle of a directory in this one."""
-        flags = os.O_RDONLY | _FOLDER | os.O_NOFOLLOW
-        return Directory(os.open(name, flags, dir_fd=self.descriptor))
-
-    def names(self) -> list[str]:
-        """Return the names of the entries."""
-        return os.listdir(self.descriptor)
-
-    def status(self, name: str) -> os.stat_result:
-        """Return the status of an entry; of a link, its own."""
-        return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-
-    def open(self, name: str, flags: int) -> int:
-        """Open a file and return its descriptor."""
-        return os.open(name, flags | _FILE, 0o666, dir_fd=self.descriptor)
-
-    def make(self, name: str) -> None:
-        """Create a directory."""
-        os.mkdir(name, dir_fd=self.descriptor)
-
-    def replace(self, name: str, target: str) -> None:
-        """Rename an entry, replacing the one that has the name."""
-        os.replace(name, target, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
-
-    def remove(self, name: str) -> None:
-        """Delete a file, or a link."""
-        os.unlink(name, dir_fd=self.descriptor)
-
-    def close(self) -> None:
-        """Release the handle."""
-        os.close(self.descriptor)
-
-
 class UntrustedFolder:
     """A folder, and safe access to its content.
 
@@ -145,7 +93,7 @@ class UntrustedFolder:
         root: the folder, as given by the user.
         inside: parts of the path below it.
         error: class of the errors raised.
-        directory: a handle of ``root``; by default the folder is opened by its path each time.
+        directory: a descriptor of ``root``; by default the folder is opened by its path each time.
     """
 
     def __init__(
@@ -154,7 +102,7 @@ class UntrustedFolder:
         inside: tuple[str, ...] = (),
         *,
         error: type[CompoundError] = RunDirectoryError,
-        directory: Directory | None = None,
+        directory: int | None = None,
     ) -> None:
         if not _is_path(root):
             raise error(f"{str(root)!r} is not a path")
@@ -181,15 +129,15 @@ class UntrustedFolder:
         inside = (*self._inside, *self._parts(name))
         return type(self)(self._root, inside, error=self._error, directory=self._directory)
 
-    def opened(self) -> Directory:
-        """Return a handle of the folder, which is reached through no link below its root.
+    def opened(self) -> int:
+        """Return a descriptor of the folder, which is reached through no link below its root.
 
         Raises:
             OSError: it does not exist, or cannot be opened.
             CompoundError: the path contains a link or similar.
         """
         with self._open_folder() as folder:
-            return folder.copy()
+            return os.dup(folder)
 
     # --- looking ---------------------------------------------------------------------------------------
 
@@ -215,7 +163,7 @@ class UntrustedFolder:
         with self._report_errors():
             try:
                 with self._open_folder() as folder:
-                    return sorted(folder.names())
+                    return sorted(os.listdir(folder))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -313,7 +261,7 @@ class UntrustedFolder:
                     above._open_folder() as folder,
                     suppress(FileExistsError),
                 ):
-                    folder.make(name)
+                    os.mkdir(name, dir_fd=folder)
             elif above.kind(name) != "folder":
                 raise self._error(f"{above._shown(name)} is a file, but must be a folder")
         return self
@@ -335,17 +283,18 @@ class UntrustedFolder:
             self._check_file_type(found, self._shown(name), stat.S_IFDIR)
         temporary = f".{last}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}"
         with self._report_errors(name), self._open_folder(*above) as folder:
-            descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
+            descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
                 # after fsync, so that a crash cannot leave the new name with incomplete content
-                folder.replace(temporary, last)
+                os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with suppress(OSError):
-                    folder.remove(temporary)
+                    os.unlink(temporary, dir_fd=folder)
                 raise
 
     def appender(self, name: str) -> BinaryIO:
@@ -370,7 +319,7 @@ class UntrustedFolder:
             self._open_folder(*above) as folder,
             suppress(FileNotFoundError),
         ):
-            folder.remove(last)
+            os.unlink(last, dir_fd=folder)
 
     def remove_temporaries(self) -> None:
         """Delete temporary files left by a crash; only safe with a single writer."""
@@ -390,33 +339,34 @@ class UntrustedFolder:
         return str(self.path / name) if name else str(self)
 
     @contextmanager
-    def _open_folder(self, *more: str) -> Iterator[Directory]:
+    def _open_folder(self, *more: str) -> Iterator[int]:
         """Open the folder, or one below it, without following links below the root.
 
         Raises:
             OSError: it does not exist, or cannot be opened.
             CompoundError: the path contains a link or similar.
         """
-        folder = Directory.at(self._root) if self._directory is None else self._directory.copy()
+        given, flags = self._directory, os.O_RDONLY | _FOLDER
+        folder = os.open(self._root, flags) if given is None else os.dup(given)
         try:
             for part in (*self._inside, *more):
                 try:
-                    deeper = folder.enter(part)
+                    deeper = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
                 except OSError:
                     self._status_in(folder, part, f"{part} in {self._root}")
                     raise
-                folder.close()
+                os.close(folder)
                 folder = deeper
             yield folder
         finally:
-            folder.close()
+            os.close(folder)
 
     def _open(self, name: str, flags: int) -> int:
         """Open a regular file; a file that is written in place must not have another name."""
         *above, last = self._parts(name)
         with self._open_folder(*above) as folder:
             self._status_in(folder, last, self._shown(name))
-            descriptor = folder.open(last, flags)
+            descriptor = os.open(last, flags | _FILE, 0o666, dir_fd=folder)
         try:
             opened = os.fstat(descriptor)
             self._check_file_type(opened, self._shown(name), stat.S_IFDIR)
@@ -437,9 +387,9 @@ class UntrustedFolder:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def _status_in(self, folder: Directory, name: str, shown: str) -> os.stat_result | None:
+    def _status_in(self, folder: int, name: str, shown: str) -> os.stat_result | None:
         try:
-            found = folder.status(name)
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
         self._check_file_type(found, shown)

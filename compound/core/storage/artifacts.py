@@ -93,10 +93,7 @@ def verify_reference(
 ) -> Path:
     """Return the folder of a reference, relative to ``folder``, after verifying its digest.
 
-    Args:
-        reference: the reference.
-        folder: the folder that its path is relative to; by default the working directory.
-        reread: whether to read also files that this process wrote and that were not changed since.
+    With ``reread``, files that this process wrote and that were not changed since are read, too.
 
     Raises:
         ConfigurationError: the folder is missing, has other content, or is above ``folder``.

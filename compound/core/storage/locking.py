@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from compound.core.errors import CompoundError, RunDirectoryError
 from compound.core.security.sanitize import sanitize_text
-from compound.core.security.untrusted import Directory, UntrustedFolder, os_errors_as
+from compound.core.security.untrusted import UntrustedFolder, os_errors_as
 
 FILE = "lock"
 UNSUPPORTED = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
@@ -72,11 +72,11 @@ class Lock:
     def __init__(self, unlocked: UntrustedFolder) -> None:
         path = unlocked.path
         with os_errors_as(path):
-            self._directory: Directory | None = unlocked.opened()
+            self._directory: int | None = unlocked.opened()
         self.folder = UntrustedFolder(path, directory=self._directory)
         self._file: BinaryIO | None = None
         try:
-            self._whole = self._lock(self._directory.descriptor)
+            self._whole = self._lock(self._directory)
             self._file = self.folder.appender(FILE)
             self._require_lock(self._lock(self._file.fileno(), deletable=not self._whole))
             with os_errors_as(path):
@@ -145,5 +145,5 @@ class Lock:
         if self._file is not None:
             self._file.close()
         if self._directory is not None:
-            self._directory.close()
+            os.close(self._directory)
             self._directory = None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from compound.core.security.limits import DEPTH, LINE, Limit
+from compound.core.security.limits import DEPTH, LINE
 
 NAME = "checksum"
 DIGITS = 16
@@ -25,13 +25,6 @@ _DOCUMENT = re.compile(rb',?\n "checksum": "([0-9a-f]{16})"\n\}\n\Z')
 
 class Damaged(ValueError):
     """The content read differs from what was written; the message describes how, without the location."""
-
-
-class TooLarge(Damaged):
-    """A line is longer than the limit."""
-
-    def __init__(self, limit: Limit) -> None:
-        super().__init__(f"the line is longer than {limit}; {limit.hint}")
 
 
 @dataclass(frozen=True)
@@ -111,23 +104,20 @@ def to_line(record: Mapping[str, object], before: str = "") -> tuple[bytes, str]
     return body + (b", " if record else b"") + f'"{NAME}": "{found}"}}\n'.encode(), found
 
 
-def read_lines(file: BinaryIO, limit: Limit = LINE, before: str = "") -> Iterator[Line]:
+def read_lines(file: BinaryIO, before: str = "") -> Iterator[Line]:
     """Yield the records of a file; a last line without a line break is ignored.
 
-    Args:
-        file: the file, at the start of a line.
-        limit: maximum length of a line.
-        before: checksum of the line before, unless it is the first one.
+    The file is at the start of a line, of which ``before`` is the checksum of the one before.
 
     Raises:
         Damaged: a line is damaged or not a JSON object; the message starts with its number.
     """
-    checksum, end, number, most = before, 0, 0, limit.bytes
+    checksum, end, number, most = before, 0, 0, LINE.bytes
     while raw := file.readline(most + 1):
         number += 1
         if not raw.endswith(b"\n"):
             if len(raw) > most:
-                raise Damaged(f"{number}: {TooLarge(limit)}")
+                raise Damaged(f"{number}: the line is longer than {LINE}; {LINE.hint}")
             return
         end += len(raw)
         try:

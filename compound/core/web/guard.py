@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -25,35 +24,6 @@ CORS_HEADERS = re.compile(
 )
 
 
-class Admission(Protocol):
-    """Names, origins, key and limits that the guard checks."""
-
-    @property
-    def host_names(self) -> frozenset[str] | None:
-        """Names that the ``Host`` header may have; ``None`` allows any."""
-        ...
-
-    @property
-    def allow_origins(self) -> Sequence[str]:
-        """Web origins whose pages may call the server."""
-        ...
-
-    @property
-    def key(self) -> str | None:
-        """The bearer key that requests must carry; ``None`` if the application checks keys itself."""
-        ...
-
-    @property
-    def max_body(self) -> int:
-        """Maximum bytes of a body."""
-        ...
-
-    @property
-    def body_timeout(self) -> float:
-        """Time limit in seconds for receiving a body."""
-        ...
-
-
 class _Disconnected(Exception):
     """The client ended the connection while it sent the body."""
 
@@ -63,7 +33,11 @@ class Guard:
 
     Args:
         inner: the application.
-        settings: the names, origins, key and limits.
+        host_names: names that the ``Host`` header may have; ``None`` allows any.
+        allow_origins: web origins whose pages may call the server.
+        key: the bearer key that requests must carry; ``None`` if the application checks keys itself.
+        max_body: maximum bytes of a body.
+        body_timeout: time limit in seconds for receiving a body.
         count: receives the scope and the status of each answer.
         admit: checks the ``Authorization`` header before the body is read, if the application has
             keys of its own; raises `HTTPProblem`.
@@ -72,14 +46,20 @@ class Guard:
     def __init__(
         self,
         inner: ASGIApp,
-        settings: Admission,
-        count: Count,
+        *,
+        host_names: Collection[str] | None,
+        allow_origins: Sequence[str] = (),
+        key: str | None = None,
+        max_body: int,
+        body_timeout: float,
+        count: Count = lambda scope, status: None,
         admit: Callable[[bytes], object] = lambda authorization: None,
     ) -> None:
-        self._inner, self._settings, self._count, self._admit = inner, settings, count, admit
-        self._names = settings.host_names
-        self._origins = {origin.lower().encode() for origin in settings.allow_origins}
-        self._bearer = settings.key.encode() if settings.key is not None else None
+        self._inner, self._count, self._admit = inner, count, admit
+        self._names = host_names
+        self._origins = {origin.lower().encode() for origin in allow_origins}
+        self._bearer = key.encode() if key is not None else None
+        self._max_body, self._body_timeout = max_body, body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         if scope["type"] == "lifespan":
@@ -143,7 +123,7 @@ class Guard:
         """Read the body within the limits, and return a function that replays it."""
         if scope["method"] != "POST":
             return receive
-        most = self._settings.max_body
+        most = self._max_body
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > most:
             raise _too_large(most)
@@ -163,7 +143,7 @@ class Guard:
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self._settings.body_timeout):
+            async with asyncio.timeout(self._body_timeout):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -178,7 +158,7 @@ class Guard:
             raise HTTPProblem(
                 408,
                 "slow_body",
-                f"the body did not arrive within {self._settings.body_timeout:g} s",
+                f"the body did not arrive within {self._body_timeout:g} s",
                 headers={"Connection": "close"},
             ) from None
 

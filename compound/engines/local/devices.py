@@ -62,10 +62,8 @@ class Placement:
     def check(self, where: str) -> None:
         """Check that this machine supports the placement; loads no model.
 
-        Defaults are supported everywhere, and are accepted without importing torch.
-
-        Args:
-            where: the path of the settings, for messages, such as ``optimize.mmgrpo.base``.
+        Defaults are supported everywhere, and are accepted without importing torch. Messages name
+        ``where``, the path of the settings, such as ``optimize.mmgrpo.base``.
 
         Raises:
             DeclarationError: the device does not exist, or does not support a setting.
@@ -225,11 +223,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def naming_settings(what: str, hint: str) -> Iterator[None]:
-    """Raise `CompoundError` with a hint if memory runs out in a block or a decorated function.
-
-    Args:
-        what: the activity, for the message, such as ``a training step``.
-        hint: the settings to lower.
+    """Raise `CompoundError` with the settings to lower if memory runs out in a block or a function.
 
     >>> with naming_settings("a training step", "lower micro_tokens"):
     ...     raise MemoryError("1 GiB")

@@ -56,13 +56,9 @@ class Served:
 class ServedAdapters:
     """Versions on one server, which must share the file system. Use it from one event loop only.
 
-    Args:
-        api: the server.
-        capacity: maximum number of versions on the server; versions that calls use or wait for are
-            kept in any case.
-        timeout: time limit in seconds for loading a version, and for each request that checks it.
-        checks: number of checks of each version, each over a new connection; 1 is enough if a
-            single process answers; see `compound.engines.adapter_files`.
+    Up to ``capacity`` versions are kept on the server, and in any case those that calls use or
+    wait for. ``timeout`` limits the seconds of loading one, and of each request that checks it. Each
+    is checked ``checks`` times over new connections, once if a single process answers.
 
     Attributes:
         served: the loaded versions by digest, least recently used first.

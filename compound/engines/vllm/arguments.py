@@ -30,13 +30,7 @@ MEMORY_ARGUMENTS = ("gpu-memory-utilization", "kv-cache-memory-bytes")
 def check_arguments(args: Sequence[str], model: str, *, gpu_memory: bool = False) -> None:
     """Reject arguments that the engine sets, including abbreviated names, which argparse accepts.
 
-    Args:
-        args: the arguments.
-        model: the model, for messages.
-        gpu_memory: whether the setting ``gpu_memory`` is given, too.
-
-    Raises:
-        DeclarationError: an argument is set by the engine.
+    With ``gpu_memory``, the setting of this name is given, too.
     """
     for argument in args:
         if _is_one_of(argument, RESERVED_ARGUMENTS):

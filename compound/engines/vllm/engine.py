@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from compound.core.engine import NO_USAGE, Adapter, Completion, Prefilled, Request, Usage
 from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
-from compound.core.loops import RWLock, run_in_background
+from compound.core.loops import RWLock, in_background, run_in_background
 from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import sanitize_for_terminal
 from compound.core.security.trust import Origin
@@ -287,14 +287,17 @@ class VLLMEngine:
             # else later calls would wait forever
             await asyncio.shield(run_in_background(stack.aclose()))
 
+    @in_background
     async def admit(self, adapter: Adapter) -> None:
         """Load an adapter on the server and check it, without sampling.
 
         Raises:
             CompoundError: the server does not support the adapter; see `ServedAdapters.sampling`.
         """
-        await run_in_background(self._admit(adapter))
+        async with self._connected() as link, link.adapters.sampling(adapter):
+            pass
 
+    @in_background
     async def connect(self) -> None:
         """Connect to the server, or start it if the engine does so and it does not run.
 
@@ -302,16 +305,14 @@ class VLLMEngine:
             CompoundError: the server does not serve the model, or does not start.
             TransientError: the server does not answer.
         """
+        async with self._connected():
+            pass
 
-        async def connect() -> None:
-            async with self._connected():
-                pass
-
-        await run_in_background(connect())
-
+    @in_background
     async def fingerprint(self) -> Fingerprint:
         """Return the base model's log-probabilities of a fixed text, while no other request is in flight."""
-        return await run_in_background(self._fingerprint())
+        async with self._connected() as link, link.adapters.drained():
+            return await link.api.logprobs(link.api.model, TEXT, self.settings.timeout)
 
     @property
     def server_ended(self) -> bool:
@@ -332,12 +333,20 @@ class VLLMEngine:
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         return Usage(1, max_prompt_tokens(request), request.max_tokens)
 
+    @in_background
     async def generate(self, request: Request) -> Completion:  # noqa: D102
-        return await run_in_background(self._generate(request))
+        async with self._connected() as link:
+            return await self._answer(link, request)
 
+    @in_background
     async def aclose(self) -> None:
         """Close the connections, and end the server if the engine started it; a later call reconnects."""
-        await run_in_background(self._close())
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        link, self._link, self._starts = self._link, None, 0
+        if link is not None:
+            await link.close()
 
     # -- on the background loop, where the connections live ----------------------------------------------
 
@@ -360,10 +369,6 @@ class VLLMEngine:
             await stack.aclose()
             raise
 
-    async def _generate(self, request: Request) -> Completion:
-        async with self._connected() as link:
-            return await self._answer(link, request)
-
     async def _answer(self, link: Link, request: Request) -> Completion:
         try:
             async with link.adapters.sampling(request.adapter) as name:
@@ -381,14 +386,6 @@ class VLLMEngine:
                     error, "charged", None
                 ),  # nothing if it could not be reached any more
             ) from error
-
-    async def _admit(self, adapter: Adapter) -> None:
-        async with self._connected() as link, link.adapters.sampling(adapter):
-            pass
-
-    async def _fingerprint(self) -> Fingerprint:
-        async with self._connected() as link, link.adapters.drained():
-            return await link.api.logprobs(link.api.model, TEXT, self.settings.timeout)
 
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
         if request.want_tokens and request.temperature not in {0, 1}:
@@ -504,11 +501,3 @@ class VLLMEngine:
             await link.close()
             raise
         return link
-
-    async def _close(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
-        link, self._link, self._starts = self._link, None, 0
-        if link is not None:
-            await link.close()

@@ -1,17 +1,15 @@
-"""Tracer that records OpenTelemetry spans and metrics.
+"""Tracer that records OpenTelemetry spans.
 
 Attributes follow OpenTelemetry's semantic conventions for generative AI; others begin with
 ``compound.``. Texts of users and models are included only if content is requested, since the
 conventions make them opt-in. They are free of registered keys, and truncated like the messages of
-traces. Metrics hold neither texts nor examples, so that the number of series is bounded by the
-models and systems of the application.
+traces.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -37,28 +35,22 @@ from compound.graph.component import Component
 from compound.graph.configuration import to_readable_values
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Meter
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import Tracer as OtelTracer
 
 Attribute = str | bool | int | float | list[str]
 Attributes = dict[str, Attribute]
-TOKENS, DURATION = "gen_ai.client.token.usage", "gen_ai.client.operation.duration"
-RUNS, CALLS = "compound.optimization.runs", "compound.calls"
-TOKEN_BUCKETS = [float(4**power) for power in range(14)]  # of the conventions
-SECOND_BUCKETS = [0.01 * 2**power for power in range(14)]
+OPERATION = "gen_ai.operation.name"
 
 
-class TelemetryRecorder:
+class SpanRecorder:
     """Records runs, calls and requests as nested spans; a `compound.execution.observers.Tracer`.
 
-    With a meter, they are also counted and timed. With ``content``, spans contain inputs, outputs,
-    messages and error messages.
+    With ``content``, spans contain inputs, outputs, messages and error messages.
     """
 
-    def __init__(self, tracer: OtelTracer, meter: Meter | None, *, content: bool) -> None:
+    def __init__(self, tracer: OtelTracer, *, content: bool) -> None:
         self._tracer, self._content = tracer, content
-        self._metrics = None if meter is None else Metrics(meter)
 
     @contextmanager
     def __call__(self, facts: Facts) -> Iterator[Callable[[object], None]]:
@@ -68,30 +60,24 @@ class TelemetryRecorder:
         # a model in this process is no other service
         client = isinstance(facts, RequestFacts) and facts.engine.remote
         kind = SpanKind.CLIENT if client else SpanKind.INTERNAL
-        found: list[object] = []
-        failed = ""
-        started = time.perf_counter()
         # exceptions are recorded below: their messages may quote prompts and answers
         with self._tracer.start_as_current_span(
             span_name(facts), kind=kind, record_exception=False, set_status_on_exception=False
         ) as span:
             _set(span, lambda: start_attributes(facts, content=self._content))
+
+            def record(result: object) -> None:
+                _set(span, lambda: end_attributes(result, content=self._content))
+                failure = getattr(result, "failure", result)
+                if isinstance(failure, Failure):
+                    self._fail(span, failure.kind, failure.message)
+
             try:
-                yield found.append
-                for result in found:
-                    _set(span, lambda: end_attributes(result, content=self._content))  # noqa: B023 - called at once
-                    failure = getattr(result, "failure", result)
-                    if isinstance(failure, Failure):
-                        failed = failure.kind
-                        self._fail(span, failed, failure.message)
+                yield record
             except BaseException as error:
-                failed = error.kind if isinstance(error, CallError) else type(error).__qualname__
-                self._fail(span, failed, str(error))
+                named = error.kind if isinstance(error, CallError) else type(error).__qualname__
+                self._fail(span, named, str(error))
                 raise
-            finally:
-                if self._metrics is not None:
-                    result = found[0] if found else None
-                    self._metrics.record(facts, result, failed, time.perf_counter() - started)
 
     def _fail(self, span: OtelSpan, kind: str, message: str) -> None:
         from opentelemetry.trace import Status, StatusCode
@@ -111,51 +97,6 @@ def _set(span: OtelSpan, attributes: Callable[[], Attributes]) -> None:
         logging.getLogger("compound").warning("attributes of a span are missing", exc_info=True)
 
 
-class Metrics:
-    """Counts runs and calls, and records the durations and tokens of requests."""
-
-    def __init__(self, meter: Meter) -> None:
-        histogram = meter.create_histogram
-        self._tokens = histogram(
-            TOKENS,
-            "{token}",
-            "Tokens of a request",
-            explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
-        )
-        self._seconds = histogram(
-            DURATION,
-            "s",
-            "Duration of a request",
-            explicit_bucket_boundaries_advisory=SECOND_BUCKETS,
-        )
-        self._runs = meter.create_counter(RUNS, "{run}", "System runs that ended")
-        self._calls = meter.create_counter(CALLS, "{call}", "Component calls that ended")
-
-    def record(self, facts: Facts, result: object, failed: str, seconds: float) -> None:
-        """Record what has ended; a loop or map is not counted beside the calls of its body."""
-        labels: Attributes = {"error.type": failed} if failed else {}
-        if isinstance(facts, RunFacts):
-            labels["gen_ai.workflow.name"] = facts.system.name
-            labels["compound.forked"] = bool(facts.fork)
-            self._runs.add(1, labels)
-        elif isinstance(facts, RequestFacts):
-            named = {OPERATION: "chat", **_served(facts.engine, facts.lm)}
-            self._seconds.record(seconds, {**named, **labels})
-            if isinstance(result, Completion):
-                usage = result.usage
-                self._tokens.record(usage.prompt_tokens, {**named, "gen_ai.token.type": "input"})
-                self._tokens.record(
-                    usage.completion_tokens, {**named, "gen_ai.token.type": "output"}
-                )
-        elif not facts.body:
-            labels["compound.component"] = facts.component.name
-            labels["compound.component.kind"] = facts.component.kind
-            if isinstance(result, CallResult):
-                labels["compound.reused"] = result.reused
-            self._calls.add(1, labels)
-
-
-OPERATION = "gen_ai.operation.name"
 OPERATIONS: Mapping[str, tuple[str, str]] = {
     "retriever": ("retrieval", "gen_ai.data_source.id"),
     "tool": ("execute_tool", "gen_ai.tool.name"),
@@ -266,18 +207,14 @@ def model_name(engine: Engine, lm: str) -> tuple[str, str]:
     return PROVIDERS.get(provider, provider), name or model
 
 
-def _served(engine: Engine, lm: str) -> Attributes:
-    """Return the provider, the model, and the host and port of its server."""
-    provider, model = model_name(engine, lm)
-    found: Attributes = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
-    return found | _server(engine)
-
-
 def _request_attributes(facts: RequestFacts, *, content: bool) -> Attributes:
     request = facts.request
+    provider, model = model_name(facts.engine, facts.lm)
     found: Attributes = {
         OPERATION: "chat",
-        **_served(facts.engine, facts.lm),
+        "gen_ai.provider.name": provider,
+        "gen_ai.request.model": model,
+        **_server(facts.engine),
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": float(request.temperature),
         "gen_ai.request.seed": request.seed,

@@ -131,9 +131,7 @@ def test_code_that_needs_a_value_is_refused_with_its_line(function: Any, hint: s
     line = function.__code__.co_firstlineno + (function is _unpacking)
     kinds = {name: int if name == "x" else str for name in inspect.signature(function).parameters}
     function.__annotations__, function.__name__ = {**kinds, "return": object}, "built"
-    with pytest.raises(
-        GraphBuildError, match=rf"test_system_decorator\.py:{line}: .*no value while the graph"
-    ) as caught:
+    with pytest.raises(GraphBuildError, match=rf"decorator\.py:{line}: .*no value while") as caught:
         cp.system(function)
     assert hint in caught.value.hint
 
@@ -149,9 +147,7 @@ def _library(question: str) -> object:
 @pytest.mark.parametrize("function", [_attribute, _library])
 def test_other_errors_are_explained_with_their_line(function: Callable[..., object]) -> None:
     line = inspect.getsourcelines(function)[1] + 1
-    with pytest.raises(
-        GraphBuildError, match=rf"could not be built: .*test_system_decorator\.py:{line}"
-    ) as caught:
+    with pytest.raises(GraphBuildError, match=rf"could not be built: .*\.py:{line}") as caught:
         cp.system(function)
     assert "placeholders" in caught.value.hint
 
@@ -178,14 +174,8 @@ def test_constants_become_nodes_that_a_file_can_hold() -> None:
         given = label(question, "short", ["a", "b"], 0.5)
         return {"label": given, "answer": answer("fixed", hint=question)}
 
-    assert list(build.nodes) == [
-        "answer_question",
-        "answer",
-        "label_parts",
-        "label_scale",
-        "label_style",
-        "label",
-    ]
+    names = "answer_question answer label_parts label_scale label_style label"
+    assert list(build.nodes) == names.split()
     assert list(build.parameters) == ["answer.prompt"]
     lm = ScriptedLM(lambda message: message)
     assert cp.run(build, {"question": "q"}, engines={"lm": lm}).outputs == {
@@ -198,17 +188,12 @@ def test_a_constant_of_another_type_is_refused() -> None:
     def build(question: str) -> object:
         return label(question, "tall", ["a"], 1.0)
 
-    with pytest.raises(
-        WiringError,
-        match=r"label.style expects one of long, short, but \$label_style is one of tall",
-    ):
+    with pytest.raises(WiringError, match=r"one of long, short, but \$label_style is one of tall"):
         cp.system(build)
 
 
 def test_outside_of_a_function_a_constant_is_a_hyperparameter() -> None:
-    with pytest.raises(
-        WiringError, match=r"cp.components.Hyperparameter\('name', 'constant'\)\(\)"
-    ):
+    with pytest.raises(WiringError, match=r"Hyperparameter\('name', 'constant'\)\(\)"):
         answer(question="fixed", hint=cp.Input("hint"))
     system = cp.System(
         "s",
@@ -239,11 +224,7 @@ def built(function: Any, returns: Any, **kinds: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "returns", "message"),
     [
-        (
-            lambda x: increase(x),
-            str,
-            r"returns \$increase as int, but declares str \(.*test_system_decorator\.py:\d+\)",
-        ),
+        (lambda x: increase(x), str, r"\$increase as int, but declares str \(.*\.py:\d+\)"),
         (lambda x: {"x": increase(x)}, dict[str, str], r"\$increase as int, but declares str"),
         (lambda x: {"total": is_even(x)}, Sizes, r"\$is_even as bool, but declares int"),
         (
@@ -277,9 +258,7 @@ def test_a_default_of_a_parameter_is_refused() -> None:
     def build(x: int, y: int = 3) -> int:
         return add(x, y)
 
-    with pytest.raises(
-        DeclarationError, match=r"parameter 'y' of system 'build' has the default 3"
-    ) as caught:
+    with pytest.raises(DeclarationError, match=r"'y' of .*'build' has the default 3") as caught:
         cp.system(build)
     assert "`y = 3`" in caught.value.hint
 
@@ -296,24 +275,12 @@ async def _async(x: int) -> object:
     ("function", "message"),
     [
         (built(lambda x, y: increase(x), object, x=int, y=int), "declares unused inputs: 'y'"),
-        (
-            built(lambda x: (increase(x), is_even(x))[1], object),
-            "has nodes that no output depends on: 'increase'",
-        ),
-        (
-            built(lambda x: (increase(x), 3)[1], object),
-            r"returns int, which names no outputs .*test_system_decorator\.py",
-        ),
+        (built(lambda x: (increase(x), is_even(x))[1], object), "no output depends on: 'increase'"),
+        (built(lambda x: (increase(x), 3)[1], object), r"int, which names no outputs .*\.py"),
         (_untyped, "parameter 'x' has no type"),
         (_async, "is an async function"),
-        (
-            built(lambda x: (x, increase(x)), object),
-            "returns tuple, which names no outputs .*; .* name several",
-        ),
-        (
-            built(lambda x: {"y": increase(x), "z": 3}, object),
-            "output 'z' of system 'built' is 3",
-        ),
+        (built(lambda x: (x, increase(x)), object), "tuple, which names no outputs .*several"),
+        (built(lambda x: {"y": increase(x), "z": 3}, object), "output 'z' of system 'built' is 3"),
     ],
 )
 def test_mistakes_are_refused(function: Any, message: str) -> None:
@@ -329,8 +296,5 @@ def test_outside_of_a_build_outputs_stay_usable_as_objects() -> None:
     assert {output: 1}[output] == 1
     with pytest.raises(TypeError):
         iter(output)
-    with pytest.raises(
-        GraphBuildError,
-        match=r"test_system_decorator\.py:\d+: an operator computes with \$increase",
-    ):
+    with pytest.raises(GraphBuildError, match=r"\.py:\d+: an operator computes with \$increase"):
         output + 1

@@ -114,12 +114,8 @@ def test_an_engine_with_tools_of_its_own_receives_them(agent: Callable[[Any], st
     lm = ScriptedLM([call, Completion("8", usage)], native_tools=True)
     assert run(agent, lm).outputs == {"answer": "8"}
     assert [tool.name for tool in lm.requests[0].tools] == ["double"]
-    assert [message.role for message in lm.requests[1].messages] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-    ]
+    roles = " ".join(message.role for message in lm.requests[1].messages)
+    assert roles == "system user assistant tool"
     assert lm.requests[1].messages[3].tool_call_id == lm.requests[1].messages[2].tool_calls[0].id
 
 
@@ -227,10 +223,7 @@ def answer_to(more: dict[str, object]) -> str:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]},
             "not a JSON schema",
         ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": 5}]},
-            "tool_calls of the request is not a list",
-        ),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls of the request is no"),
         ({"messages": [{"role": "user", "content": [{"type": {"a": 1}}]}]}, "content of kind"),
         ({"messages": [{"role": "user", "content": [5]}]}, "content of kind 'int'"),
     ],

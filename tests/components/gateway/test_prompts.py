@@ -160,16 +160,11 @@ def test_short_system_prompts_are_found_and_answers_are_not() -> None:
         {"user": same, "inputs": [TICKETS], "answers": [same]},
         {"user": "Topic: bug", "inputs": [TICKETS], "answers": ["bug"]},
     )
-    assert sorted(map(str, found)) == sorted(
-        map(
-            str,
-            [
-                {"system": "Name the topic."},
-                {"system": "Lower case."},
-                {"user": "Topic: {{topic}}"},
-            ],
-        )
-    )
+    assert sorted(found, key=str) == [
+        {"system": "Lower case."},
+        {"system": "Name the topic."},
+        {"user": "Topic: {{topic}}"},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -237,10 +237,7 @@ class TestMetrics:
         ("name", "said"),
         [
             ("none", r"metric 'none' at .*measuring\.py:15 returned None, which is not a metric"),
-            (
-                "fails",
-                r"metric 'fails' failed at .*measuring\.py:20, in fails: ValueError: no words",
-            ),
+            ("fails", r"'fails' failed at .*measuring\.py:20, in fails: ValueError: no words"),
             ("brevty", "no metric 'brevty'"),
         ],
     )
@@ -352,11 +349,8 @@ class TestHiddenNames:
             program = loads(f"{text}metric: {{exact_match: {{output: answer}}}}\n", models=["lm"])
             methods.method("random", program.system, program.optimize)
         said = [record.getMessage() for record in caplog.records]
-        assert [message.partition(" (")[0] for message in said] == [
-            "'llm'",
-            "'exact_match'",
-            "'random'",
-        ]
+        names = [message.partition(" (")[0] for message in said]
+        assert names == ["'llm'", "'exact_match'", "'random'"]
         assert all("is not used: its name is built in" in message for message in said)
         warn_if_hidden.cache_clear()
 

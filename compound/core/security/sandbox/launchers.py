@@ -43,15 +43,6 @@ def unused_uid() -> int | None:
     return _FIRST_UID + secrets.randbelow(2**27) if is_full_root() else None
 
 
-@dataclass(frozen=True)
-class Descriptors:
-    """Descriptors that the stage or bubblewrap inherits: the payload, the status, the filter."""
-
-    payload: int
-    status: int
-    filter: int
-
-
 class Launcher(ABC):
     """One way to start a program in new namespaces."""
 
@@ -68,13 +59,16 @@ class Launcher(ABC):
         return None
 
     @abstractmethod
-    def command(self, limits: SandboxLimits, inherited: Descriptors) -> Sequence[str]:
-        """Return the command that runs the stage in new namespaces."""
+    def command(self, limits: SandboxLimits, filter_: int, *stage_: int) -> Sequence[str]:
+        """Return the command that runs the stage in new namespaces.
+
+        ``filter_`` and the arguments of the stage, payload and status, are inherited descriptors.
+        """
 
 
-def _stage_command(inherited: Descriptors) -> list[str]:
+def _stage_command(descriptors: Sequence[int]) -> list[str]:
     python = [python_view().python, "-I", "-S", "-c", _stage_source()]
-    return [*python, str(inherited.payload), str(inherited.status)]
+    return [*python, *map(str, descriptors)]
 
 
 @functools.cache
@@ -89,7 +83,7 @@ class Bubblewrap(Launcher):
     programs = ("bwrap",)
     package = "bubblewrap"
 
-    def command(self, limits: SandboxLimits, inherited: Descriptors) -> Sequence[str]:
+    def command(self, limits: SandboxLimits, filter_: int, *stage_: int) -> Sequence[str]:
         """Return the command that runs the stage in new namespaces."""
         view, disk = python_view(), str(limits.disk * MIB)
         spaces = [f"--unshare-{space}" for space in ("ipc", "pid", "net", "uts", "cgroup-try")]
@@ -110,7 +104,7 @@ class Bubblewrap(Launcher):
         for place in (*view.sealed(), "/"):
             shown += ["--remount-ro", place]
         life = ["--hostname", "sandbox", "--die-with-parent", "--new-session"]
-        end = ["--chdir", "/", "--seccomp", str(inherited.filter), "--", *_stage_command(inherited)]
+        end = ["--chdir", "/", "--seccomp", str(filter_), "--", *_stage_command(stage_)]
         return [_found("bwrap"), *spaces, *user, *life, *shown, *end]
 
 
@@ -134,12 +128,12 @@ class Namespaces(Launcher):
             "inodes": INODES,
         }
 
-    def command(self, limits: SandboxLimits, inherited: Descriptors) -> Sequence[str]:
+    def command(self, limits: SandboxLimits, filter_: int, *stage_: int) -> Sequence[str]:
         """Return the command that runs the stage in new namespaces."""
         user = [] if is_full_root() else ["--user", "--map-root-user"]
         spaces = ["--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup"]
         start = [_found("setpriv"), "--pdeathsig", "KILL", _found("unshare"), *user, *spaces]
-        return [*start, "--fork", "--kill-child=KILL", "--", *_stage_command(inherited)]
+        return [*start, "--fork", "--kill-child=KILL", "--", *_stage_command(stage_)]
 
 
 def _found(program: str) -> str:

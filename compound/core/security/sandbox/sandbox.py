@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from compound.core.errors import CallError, MissingExtra, SandboxUnavailable
 from compound.core.security.sandbox.launchers import (
     LAUNCHERS,
-    Descriptors,
     Launcher,
     LauncherName,
     python_view,
@@ -235,7 +234,7 @@ async def _launch(
         stack.callback(os.close, reading)
         try:
             process = await asyncio.create_subprocess_exec(
-                *launcher.command(limits, Descriptors(document, writing, compiled)),
+                *launcher.command(limits, compiled, document, writing),
                 stdin=given,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
