@@ -29,7 +29,6 @@ from compound.engines.adapter_files import WEIGHTS, check_base, read_config, rea
 from compound.engines.local import loading
 from compound.engines.local.constraints import ConstraintCompiler, end_tokens
 from compound.engines.local.devices import Placement
-from compound.engines.local.loading import checkpoint_layers
 from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
 from compound.graph.space import Weights
@@ -107,7 +106,7 @@ class Adapters(FrozenModel):
         self.model = _wrapped(self.base, wrapped, seed)
         self.checkpointing = checkpointing
         if checkpointing:
-            checkpoint_layers(self.base, model, "base.gradient_checkpointing")
+            loading.checkpoint_layers(self.base, model, "base.gradient_checkpointing")
         self._before: dict[Name, Sequence[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
@@ -284,12 +283,11 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     import torch
 
     from compound.engines.local.kernels import NAME
-    from compound.engines.local.loading import unshareable_kinds
     from compound.optimizers.weights.learner.forward import forward
     from compound.optimizers.weights.learner.packing import MIN_SHARED, SUFFIX
     from compound.optimizers.weights.learner.samples import probe_sample
 
-    if kinds := unshareable_kinds(base.config):
+    if kinds := loading.unshareable_kinds(base.config):
         return f"the model has layers of {', '.join(kinds)}"
     if (name := base.config._attn_implementation.removesuffix(SUFFIX)) not in ("sdpa", NAME):
         return f"the attention of the model is {name!r}"
