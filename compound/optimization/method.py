@@ -187,9 +187,16 @@ class Scorer(Protocol):
         ...
 
     async def score(
-        self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+        self,
+        candidates: Sequence[Mapping[str, Any]],
+        examples: Sequence[Example],
+        *,
+        record: bool = True,
     ) -> list[Evaluation]:
-        """Run and score the incumbent with the values of each candidate, on the same examples."""
+        """Run and score the incumbent with the values of each candidate, on the same examples.
+
+        Without ``record``, the candidates are not in the record of the run.
+        """
         ...
 
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:

@@ -96,10 +96,16 @@ class JobScorer:
         return has_free_repeats(self._incumbent)
 
     async def score(
-        self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+        self,
+        candidates: Sequence[Mapping[str, Any]],
+        examples: Sequence[Example],
+        *,
+        record: bool = True,
     ) -> list[Evaluation]:
         """Run and score each candidate on the same examples, concurrently."""
-        evaluations = await self._evaluate(candidates, examples, None)
+        evaluations = await self._evaluate(candidates, examples, None, record=record)
+        if not record:
+            return evaluations
         for values, evaluation in zip(candidates, evaluations, strict=True):
             full = {**self._incumbent.configuration.to_json(), **values}
             self._scores[canonical_json(full)] = ScoredCandidate(
@@ -118,10 +124,13 @@ class JobScorer:
         candidates: Sequence[Mapping[str, object]],
         examples: Sequence[Example],
         on_trace: OnTrace | None,
+        *,
+        record: bool = True,
     ) -> list[Evaluation]:
         """Evaluate candidates; raise if all of them fail significantly more often than ``max_failed``."""
         systems = [self._incumbent.bind(values) for values in candidates]
-        rules, observed = self._problem.rules, self._observe(systems) if self._observe else None
+        rules = self._problem.rules
+        observed = self._observe(systems) if self._observe and record else None
 
         def receive(example: Example, trace: Trace) -> None:
             for receiver in filter(None, (observed, on_trace)):

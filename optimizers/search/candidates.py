@@ -22,7 +22,6 @@ ATTEMPTS = 6  # per candidate, since duplicates are dropped
 COMBINATIONS = 256  # of values, from which new candidates are chosen
 DRAWS = 16  # random numbers of a range too large to enumerate
 OPTIONS = 64  # random combinations of the values of one component
-VARIANTS = 16  # random values of free parameters, for each candidate
 
 Values = dict[str, object]
 
@@ -115,14 +114,14 @@ def combinations(
         values = dict(start)
         for key in task.keys:
             if rng.random() < 0.5:
-                values[key] = _another(task, key, levels.get(key, ()), rng)
+                values[key] = another(task, key, levels.get(key, ()), rng)
         if canonical_json(values) not in seen:
             seen.add(canonical_json(values))
             found.append(values)
     return found
 
 
-def _another(task: Task, key: str, levels: Sequence[object], rng: np.random.Generator) -> object:
+def another(task: Task, key: str, levels: Sequence[object], rng: np.random.Generator) -> object:
     """Draw a value of a parameter: a known one, the incumbent's, or a new number of a large range."""
     space, current = task.system.parameters[key], task.system.configuration[key]
     if isinstance(space, Int | Float) and _is_large(space):
@@ -143,23 +142,6 @@ def free_keys(task: Task) -> list[str]:
     return [key for key in task.keys if not task.prices.keys([key]) + estimated.keys([key])]
 
 
-def free_variants(
-    task: Task,
-    base: Values,
-    keys: Sequence[str],
-    levels: Mapping[str, Sequence[object]],
-    rng: np.random.Generator,
-) -> list[Values]:
-    """Return ``base`` with random values of some parameters; each of these may keep its own."""
-    return [
-        {
-            **base,
-            **{k: _another(task, k, levels.get(k, ()), rng) for k in keys if rng.random() < 0.5},
-        }
-        for _ in range(VARIANTS)
-    ]
-
-
 def values_of(
     component: str,
     task: Task,
@@ -171,7 +153,7 @@ def values_of(
     keys = [key for key in task.keys if component_of(key) == component]
     found = [{key: values[key] for key in keys} for values in candidates]
     found += [
-        {key: _another(task, key, levels.get(key, ()), rng) for key in keys} for _ in range(OPTIONS)
+        {key: another(task, key, levels.get(key, ()), rng) for key in keys} for _ in range(OPTIONS)
     ]
     return list({canonical_json(values): values for values in found}.values())
 
@@ -184,7 +166,6 @@ class SearchCandidate(State):
     rows: list[int] = Field(default_factory=list)
     differences: list[float] = Field(default_factory=list)  # its scores minus the incumbent's
     failed: list[int] = Field(default_factory=list)
-    variant: bool = False  # of another candidate, with other values of free parameters
 
 
 def failed_on(evaluation: Evaluation, rows: Sequence[int]) -> list[int]:
@@ -206,7 +187,7 @@ class LocalCell(State):
 class JointProgress(State):
     """Progress of `compound.optimizers.search.joint.JointSearch`."""
 
-    FORMAT = 3
+    FORMAT = 4
     # values of each parameter to combine, other than the incumbent's
     levels: dict[str, list[object]]
     # the source that proposed each of them; `""` for options and numbers
@@ -227,6 +208,9 @@ class JointProgress(State):
     # the examples that choices for each input were fitted to, by their value as JSON; a candidate
     # with such a value is not scored on them
     fitted: dict[str, list[int]] = Field(default_factory=dict)
+    free: list[str] = Field(default_factory=list)  # parameters that are tuned at no run
+    paid: int = 0  # runs of the incumbent and of candidates
+    compared: int = 0  # further runs, of values of free parameters
 
     @property
     def scored(self) -> list[int]:
@@ -238,9 +222,8 @@ class JointProgress(State):
         """The incumbent's mean score; ``None`` before the first step."""
         return float(np.mean([*self.scores.values()])) if self.scores else None
 
-    @property
-    def global_runs(self) -> list[GlobalRuns]:
-        """The scored runs of the incumbent and all candidates, without those that failed."""
+    def global_runs(self, examples: int) -> list[GlobalRuns]:
+        """Return the scored runs on the first examples, without those that failed."""
         found: list[tuple[Values, dict[int, float], list[int]]] = []
         found.append(({}, {int(row): score for row, score in self.scores.items()}, self.failed))
         for candidate in (self.candidates[number] for number in self.scored):
@@ -248,7 +231,14 @@ class JointProgress(State):
             scores = {row: self.scores[str(row)] + difference for row, difference in pairs}
             found.append((candidate.values, scores, candidate.failed))
         return [
-            (values, {row: score for row, score in scores.items() if row not in failed})
+            (
+                values,
+                {
+                    row: score
+                    for row, score in scores.items()
+                    if row < examples and row not in failed
+                },
+            )
             for values, scores, failed in found
         ]
 

@@ -22,14 +22,12 @@ import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 
 from compound.core.example import Example
 from compound.core.formatting import plural
-from compound.evaluation.metrics.comparison import Comparison
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json
@@ -45,17 +43,16 @@ from compound.optimizers.search.candidates import (
     combinations,
     failed_on,
     free_keys,
-    free_variants,
     incumbent_values,
     options_of,
     values_of,
 )
+from compound.optimizers.search.free import FreeTuning, are_fast
 from compound.optimizers.search.gain_model import GainModel, Observation
 from compound.optimizers.search.local_gains import LocalGains, RewardGuide
-from compound.optimizers.search.proposers import reflect as writing
 from compound.optimizers.search.proposers.demos import demonstrations, draw_demos
 from compound.optimizers.search.proposers.edits import bounded_edit, clauses_for, kind_of, sentences
-from compound.optimizers.search.proposers.reflect import CHAIN, describe, reflect
+from compound.optimizers.search.proposers.reflect import CHAIN, SHOWN, describe, reflect
 from compound.optimizers.search.ratings import MOST_RATINGS
 from compound.optimizers.search.sources import CandidateSources, Rows, divide
 from compound.rewards.settings import RewardLearning
@@ -69,11 +66,6 @@ FINALISTS = 3  # candidates of a step where local rewards are trusted, without a
 LOCAL = 4.0  # runs of local evaluations for each run of a step, where local rewards are certain
 LOCAL_BESIDE_WRITER = 1.0  # the same with a writer, which reads whole runs
 MOST_PASSES = 16  # of local evaluations in a step
-FREE_PASSES = 4  # over other values of free parameters in a step, for as many candidates each
-MOST_REPEATED = 16  # examples of each of them
-# examples of all of them, relative to those of the other candidates: functions and metrics cost no
-# runs, but time, and a metric of the user may ask a model
-FREE_SHARE, FREE_SHARE_OF_CUSTOM = 4.0, 1.0
 FEWEST = 0.5  # of a minibatch: examples of a step, at least
 EVALUATIONS = 3  # minibatches of a step with a writer: few candidates on more examples
 # first texts of each kind for each prompt; reflections also in each step
@@ -122,7 +114,7 @@ class JointSearch:
             search = Search(task, self.sources, rows, local, state)
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
         while search.state.field and search.state.steps < MOST_STEPS and await search.score_block():
-            await search.score_variants()
+            await search.tune_free()
             await search.evaluate_locally()
             best = await search.choose_field()
             yield Progress(search.state.to_json(), search.state.note(best))
@@ -188,7 +180,7 @@ class Search:
         """Learn again what an interrupted search knew."""
         if self.local is not None:
             await self.local.restore(self.state.cells)
-            await self.local.learn(self.state.global_runs)
+            await self.local.learn(self.state.global_runs(len(self.rows.scored)))
 
     # -- first candidates --------------------------------------------------------------------------------
 
@@ -240,7 +232,7 @@ class Search:
         """Score the field and the incumbent on further examples; return whether the runs covered any."""
         task, state, runs = self.task, self.state, self.task.scorer.runs_left
         plan = self._plan()
-        new, spent, scores = 0, 0.0, list[float]()
+        new, spent, scores, known = 0, 0.0, list[float](), len(state.scores)
         for rows, group in groupby(
             sorted(plan, key=lambda number: (plan[number], number)), plan.__getitem__
         ):
@@ -265,6 +257,7 @@ class Search:
             return False
         state.variance, state.price = float(np.var(scores)), spent / new
         state.steps += 1
+        state.paid += new + len(state.scores) - known
         self.spent = runs - task.scorer.runs_left if math.isfinite(runs) else spent
         return True
 
@@ -291,71 +284,40 @@ class Search:
                 plan[number] = rows
         return plan
 
-    async def score_variants(self) -> None:
-        """Score the candidates of the step with other values of parameters that cost no system runs."""
-        task, state, free = self.task, self.state, self._free
-        for turn in range(FREE_PASSES if free else 0):
-            sizes = {True: 0, False: 0}
-            for known in state.candidates:
-                sizes[known.variant] += len(known.rows)
-            is_known = isinstance(task.context.metric, Comparison)
-            share = FREE_SHARE if is_known else FREE_SHARE_OF_CUSTOM
-            enough = sizes[True] >= share * sizes[False]
-            if enough or not self._explores() or task.scorer.runs_left < 1:
-                return
-            rng = generator(task.seed, "free", state.steps, turn)
-            start = SearchCandidate(
-                values=incumbent_values(task),
-                rows=[*map(int, state.scores)],
-                differences=[0.0] * len(state.scores),
-                failed=state.failed,
-            )
-            every = [incumbent_values(task), *(known.values for known in state.candidates)]
-            seen = set(map(canonical_json, every))
-            pool: dict[str, tuple[int | None, Values]] = {}
-            for number in (None, *state.field):
-                base = start if number is None else state.candidates[number]
-                if set(base.rows[:MOST_REPEATED]) - set(base.failed):
-                    for values in free_variants(task, base.values, free, state.levels, rng):
-                        pool.setdefault(canonical_json(values), (number, values))
-            found = [place for name, place in pool.items() if name not in seen]
-            points = [values for _, values in found]
-            drawn = self._model().draw(points, rng) if points else np.zeros(0)
-            for i in np.argsort(-drawn, kind="stable")[: state.width]:
-                number, values = found[i]
-                base = start if number is None else state.candidates[number]
-                await self._score_variant(base, number, values)
+    async def tune_free(self) -> None:
+        """Compare values of parameters that cost no system runs, with the calls of the step."""
+        state, scorer = self.state, self.task.scorer
+        if state.steps == 1 and (free := free_keys(self.task)):
+            ran = [self.rows.scored[int(row)] for row in state.scores]
+            state.free = free if await are_fast(self.task, ran) else []
+            await self._add_pool()
+        if state.free and scorer.runs_left >= 1:
+            means = self._model().means([state.candidates[n].values for n in state.scored])
+            order = sorted(range(len(means)), key=lambda i: -means[i])
+            best = [state.scored[i] for i in order if means[i] > 0]
+            await FreeTuning(self.task, state, self.rows.every, self._model).step(best)
 
-    async def _score_variant(self, base: SearchCandidate, number: int | None, own: Values) -> None:
-        """Score a candidate on the examples of another one with the same calls.
+    async def _add_pool(self) -> None:
+        """Score the incumbent on the pool, whose calls are cached, to compare free parameters there.
 
-        Where that one failed, this one fails, too: failed calls are not cached, and a variant that
-        is scored on the other examples alone would seem better.
+        Not if it has demonstrations, which may be of the pool.
         """
-        task, state = self.task, self.state
-        candidate = SearchCandidate(values=own, parent=number, variant=True)
-        task.note_origin(own, *state.origin_of(candidate))
-        pairs = [*zip(base.rows, base.differences, strict=True)][:MOST_REPEATED]
-        rows = [row for row, _ in pairs if row not in base.failed]
-        examples = [self.rows.scored[row] for row in rows]
-        (evaluation,) = await task.scorer.score([own], examples)
-        state.record(candidate, evaluation, rows)
-        lost = [(row, difference) for row, difference in pairs if row in base.failed]
-        candidate.rows += [row for row, _ in lost]
-        candidate.failed += [row for row, _ in lost]
-        candidate.differences += [difference for _, difference in lost]
-        state.candidates.append(candidate)
-
-    @cached_property
-    def _free(self) -> list[str]:
-        return free_keys(self.task)
+        state, rows, system = self.state, self.rows, self.task.system
+        spaces = system.parameters.items()
+        has_demos = any(system.configuration[k] for k, x in spaces if isinstance(x, Demos))
+        if state.free and rows.pool and not has_demos:
+            (found,) = await self.task.scorer.score([{}], rows.pool)
+            numbers = range(len(rows.scored), len(rows.every))
+            state.scores |= dict(zip(map(str, numbers), found.scores, strict=True))
+            state.failed = sorted({*state.failed, *failed_on(found, numbers)})
+            state.paid += len(numbers)
 
     async def evaluate_locally(self) -> None:
         """Evaluate values of single components, for more runs the more the local rewards are trusted."""
         if self.local is None:
             return
         state, scorer = self.state, self.task.scorer
-        await self.local.learn(state.global_runs)
+        await self.local.learn(state.global_runs(len(self.rows.scored)))
         share = LOCAL_BESIDE_WRITER if self.sources.writes else LOCAL
         goal = scorer.runs_left - share * self.local.trust * self.spent
         for turn in range(MOST_PASSES):
@@ -426,10 +388,10 @@ class Search:
             return []
         seen = state.candidates[leader].rows if leader is not None else [*map(int, state.scores)]
         if not task.scorer.has_free_repeats:
-            if task.scorer.runs_left < writing.SHOWN + state.block * (state.width + 1):
+            if task.scorer.runs_left < SHOWN + state.block * (state.width + 1):
                 return []
-            seen = seen[-writing.SHOWN :]
-        shown = [self.rows.scored[row] for row in seen]
+            seen = seen[-SHOWN:]
+        shown = [self.rows.every[row] for row in seen]
         runs = await runs_of(task, changed_values(task, parent), shown)
         texts: Values = {}
         alone: list[Values] = []
@@ -486,7 +448,7 @@ class Search:
             observations,
             self.state.variance,
             slopes,
-            self._free,
+            self.state.free,
         )
 
     # -- result ------------------------------------------------------------------------------------------

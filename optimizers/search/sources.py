@@ -125,6 +125,11 @@ class Rows:
     read: Sequence[Example]
     scored: Sequence[Example]  # examples that candidates are scored on, in random order
 
+    @property
+    def every(self) -> Sequence[Example]:
+        """The examples that have scores: those that candidates are scored on, then the pool."""
+        return [*self.scored, *self.pool]
+
 
 def divide(task: Task, sources: CandidateSources) -> Rows:
     """Divide the train examples between the sources of candidates and their scores."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,8 +28,9 @@ from compound import (
 )
 from compound.ext import Progress, Proposal, Task
 from compound.graph.space import Space
-from compound.metrics import custom, rubric
+from compound.metrics import custom, exact_match, rubric
 from compound.optimizers.baselines.random import RandomSearch
+from compound.optimizers.search import free
 from compound.optimizers.search.candidates import balanced_design, free_keys
 from compound.optimizers.search.gain_model import GainModel, Observation, similarities
 from compound.optimizers.search.joint import JointSearch
@@ -281,14 +283,46 @@ class TestFreeParameters:
     def test_they_are_tuned_beside_the_prompt_at_no_run(self, job: Any) -> None:
         """Without their variants, the mean distance is 0.08."""
         distances = []
-        for seed in range(5):
+        for seed in range(3):
             made = self.job(job, self.system(), share=40, seed=seed)
             states, proposal = made.run(JointSearch(CandidateSources(("edits",))))
             assert made.spent <= 40
-            assert sum(each["variant"] for each in states[-1]["candidates"]) > 40
+            assert 0 < states[-1]["compared"] < 6 * states[-1]["paid"]
             found = [abs(proposal.values[f"weigh.{name}"] - x) for name, x in self.BEST.items()]
             distances.append(max(found))
         assert np.mean(distances) < 0.05
+
+    def test_a_small_region_of_good_values_is_found(self, job: Any) -> None:
+        """It is 0.75 % of the space; values chosen by the model of gains alone find it with one of these seeds."""
+
+        def is_good(a: float, b: float, c: float) -> bool:
+            return a < 0.15 and b > 0.5 and c < 0.1
+
+        def weigh(answer: str, a: float, b: float, c: float) -> str:
+            return "yes" if is_good(a, b, c) and len(answer) > 2 else "no"
+
+        node = LLM("answerer", prompt=Text("Answer the question."))(question=Input("question", str))
+        numbers: Any = {"a": 1.0, "b": 0.1, "c": 0.5}
+        spaces: Any = {name: Float(0.0, 1.0, value=x) for name, x in numbers.items()}
+        system = System("sharp", {"y": Function("weigh", weigh, **spaces)(answer=node)}, lm="lm")
+        rows = [Example(f"e{i}", {"question": f"what is {i}"}, {"y": "yes"}) for i in range(60)]
+        found = 0
+        for seed in range(2):
+            answers = ScriptedLM(lambda text: "x" * (1 + len(text) % 7))
+            made = job(system, exact_match("y"), rows, lambda a=answers: a, share=48, seed=seed)
+            _, proposal = made.run(JointSearch(CandidateSources(("edits",))))
+            values = {k.partition(".")[2]: x for k, x in proposal.values.items()}
+            found += is_good(**{name: values.get(name, x) for name, x in numbers.items()})
+        assert found == 2
+
+    def test_parameters_of_slow_functions_are_not_free(
+        self, job: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(free, "SLOWEST", 0.0)
+        made = self.job(job, self.system(), share=16)
+        states, _ = made.run(JointSearch(CandidateSources(("edits",))))
+        assert states[-1]["free"] == []
+        assert states[-1]["compared"] == 0
 
     def test_a_search_resumes_within_them(self, job: Any) -> None:
         made = self.job(job, self.system(), share=16)
@@ -306,15 +340,14 @@ class TestFreeParameters:
         weighed = Function("weigh", weigh, a=Float(0.0, 1.0, value=0.1))(answer=node)
         made = self.job(job, System("failing", {"y": weighed}, lm="lm"), share=40, minibatch=8)
         states, _ = made.run(JointSearch(CandidateSources(("edits",))))
-        candidates = states[-1]["candidates"]
-        checked = 0
-        for each in candidates:
-            if each["variant"] and each["parent"] is not None:
-                parent = candidates[each["parent"]]
-                lost = {*parent["failed"]} & {*parent["rows"][:4]}  # of its first step
-                assert lost <= {*each["failed"]}
-                checked += len(lost)
-        assert checked
+        groups = defaultdict(list)
+        for each in states[-1]["candidates"]:
+            groups[each["values"]["answerer.prompt"]].append(each)
+        pairs = [pair for group in groups.values() for pair in itertools.combinations(group, 2)]
+        failing = [(one, other) for one, other in pairs if one["failed"] and other["failed"]]
+        assert failing
+        for one, other in pairs:
+            assert {*one["failed"]} & {*other["rows"]} == {*other["failed"]} & {*one["rows"]}
 
     def test_a_threshold_of_a_later_call_is_not_free(self, job: Any) -> None:
         """Its values may let calls run that no run has made yet."""

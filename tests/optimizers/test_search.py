@@ -86,7 +86,11 @@ class Simulated:
     spent: float = 0.0
 
     async def score(
-        self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+        self,
+        candidates: Sequence[Mapping[str, Any]],
+        examples: Sequence[Example],
+        *,
+        record: bool = True,
     ) -> list[Evaluation]:
         self.batches.append([e.id for e in examples])
         self.scored += [dict(c) for c in candidates]
