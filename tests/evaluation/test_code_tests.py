@@ -321,6 +321,12 @@ def test_no_program_forges_a_verdict(attack: str) -> None:
     assert judged(ATTACKS[attack]).value == 0.0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", [name for name in FORGED if name.startswith("load-")])
+def test_exits_prints_and_altered_libraries_pass_no_test_in_one_process(attack: str) -> None:
+    assert judged_together(FORGED[attack]).value == 0.0
+
+
 def test_no_text_of_the_tests_lies_where_the_program_can_read_it() -> None:
     """The program searches its files, descriptors, arguments, environment, objects and frames."""
     for judged, test in (
@@ -449,6 +455,10 @@ def test_an_unknown_answer_of_the_candidate_fails() -> None:
         "import sys\nfor n in range(3, 64):\n    try: os.write(n, b'[' * 99999 + b'\\n')\n    except OSError: pass\n"
     )
     assert judged_apart(program).value == 0.0
+
+
+def test_a_suite_without_tests_does_not_pass() -> None:
+    assert judged_together(HALVE, "import unittest").value == 0.0
 
 
 def test_a_failing_fixture_fails_the_suite() -> None:
