@@ -47,7 +47,7 @@ LAYOUT = {
 # Upper limits, lowered with the code. What exceeds one replaces something, or argues for a higher
 # limit here.
 BUDGETS = {
-    "lines": 86_850,
+    "lines": 86_300,
     "modules": 331,
     "layers": 10,
     "public names": 44,
