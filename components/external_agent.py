@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -248,6 +249,10 @@ class ExternalAgent(Composite):
             output = await run_program(command, dumps(given).encode(), env, self.folder)
             single = self.outputs["output"].type if list(self.outputs) == ["output"] else None
             if session.last and single in (str, Any) and not output.strip():
+                text = (
+                    f"{self.name!r}: the program wrote nothing; its output is a model's last answer"
+                )
+                warnings.warn(text, stacklevel=2)
                 return session.last
             return _parsed(output, single)
         if self.isolation == "thread":

@@ -1,9 +1,9 @@
 """Tuning of parameters that no counted call depends on, at no system runs.
 
-Such parameters are weights of merged rankings, thresholds, layouts. Runs that differ in these only
-have equal calls of models and indexes, which come from the cache, so that thousands of values can be
-compared on the examples that a configuration was run on: many on a quarter of these, the best of
-them on half, and the best one is measured on the rest.
+Examples are weights of merged rankings, thresholds, and layouts. Runs that differ in these only have
+equal calls of models and indexes, which come from the cache. Many values are therefore compared on the
+examples that a configuration was run on: all of them on a quarter of these examples, and the best
+quarter of the values on half of them. The best value is measured on the remaining examples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from compound.core.example import Example
-from compound.evaluation.evaluate import Evaluation
 from compound.evaluation.metrics.comparison import Comparison
 from compound.execution.rng import generator
 from compound.graph.configuration import canonical_json
@@ -31,20 +30,22 @@ from compound.optimizers.search.candidates import (
 )
 from compound.optimizers.search.gain_model import GainModel
 
-# runs of values for each run of a candidate: functions and built-in metrics cost no system runs, but
-# time; a metric of the user may ask a service
+# comparisons of values, as a multiple of the scored runs of the job's candidates: they cost no system
+# runs, but functions and metrics take time, and a metric of the user may ask a service
 SHARE, SHARE_OF_CUSTOM = 10.0, 4.0
 SLOWEST = 0.1  # seconds of a run from the cache with its score; slower functions may ask a service
-DRAWN = 4  # times as many values, of which the model of gains chooses
-ROUNDS = 4  # of a step
-LEARNED = 4  # values of one configuration that the model of gains learns from
-MOST_VALUES = 64  # of one configuration in a round
-FEWEST_VALUES = 4
-FIRST_ROWS = 4  # examples of a comparison, at least: a quarter of those known, then half of them
-KEPT = 4  # one of so many values is compared on half of the examples
-TUNED = 2  # configurations of a step
+ROUNDS = 4  # per step
+TUNED = 2  # configurations per step that new values are drawn for
+FEWEST_VALUES, MOST_VALUES = 4, 64  # per configuration and round
+OVERSAMPLING = (
+    4  # values drawn per value compared; the model of gains selects half of those compared
+)
+FIRST_ROWS = 4  # least number of examples of a comparison
 MOST_ROWS = 32
-BOUND = 0.25  # of random numbers are bounds, such as weights of 0
+REDUCTION = 4  # ratio of the numbers of values in the first and the second comparison
+LEARNED = 4  # values of the first comparison that the model of gains learns from
+BEST = 4  # known values that are tried with other configurations
+BOUND = 0.25  # probability that a random number is a bound, such as a weight of 0
 SHIFT = 0.1  # standard deviation of small changes of numbers, relative to their range
 
 
@@ -55,9 +56,8 @@ async def are_fast(task: Task, examples: Sequence[Example]) -> bool:
         start = time.perf_counter()
         await task.scorer.score([{}], [example], record=False)
         seconds.append(time.perf_counter() - start)
-    return (
-        min(seconds, default=math.inf) <= SLOWEST
-    )  # the least, since other processes may slow runs
+    # the minimum, since other processes may slow down single runs
+    return min(seconds, default=math.inf) <= SLOWEST
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FreeTuning:
             differences=[0.0] * len(state.scores),
             failed=state.failed,
         )
-        known = [state.candidates[number].values for number in best[:KEPT]]
+        known = [state.candidates[number].values for number in best[:BEST]]
         bases: dict[str, tuple[int | None, SearchCandidate]] = {}
         for number in (None, *best[:1], *state.field):
             base = start if number is None else state.candidates[number]
@@ -104,7 +104,7 @@ class FreeTuning:
                 known = [*await self._improve(base, number, values), *known]
         for number, base in others:
             if self._left() > 0:
-                values = [self._moved(base, each) for each in known[:KEPT]]
+                values = [self._moved(base, each) for each in known[:BEST]]
                 known = [*await self._improve(base, number, values), *known]
 
     def _calls(self, values: Values) -> str:
@@ -124,9 +124,9 @@ class FreeTuning:
         """Return known values, and small changes of these and random values; the model draws half."""
         name = canonical_json(base.values)
         rng = generator(self.task.seed, "free", self.state.steps, turn, name)
-        moved = [self._moved(base, each) for each in known[:KEPT]]
+        moved = [self._moved(base, each) for each in known[:BEST]]
         starts, pool = [base.values, *moved], list[Values]()
-        for number in range(DRAWN * count):
+        for number in range(OVERSAMPLING * count):
             start = starts[number // 2 % len(starts)]
             pool.append(self._changed(start, rng, small=number % 2 == 0))
         ranked = np.argsort(-self.model().draw(pool, rng), kind="stable").tolist()
@@ -151,7 +151,7 @@ class FreeTuning:
     async def _improve(
         self, base: SearchCandidate, number: int | None, values: Sequence[Values]
     ) -> list[Values]:
-        """Add the best values as a candidate, if they score more than the configuration itself; return them.
+        """Add the best values as a candidate if they score more than the configuration; return them.
 
         Where the configuration failed, its values fail, too: failed calls are not cached, and values
         that are scored on the other examples alone would seem better.
@@ -167,36 +167,33 @@ class FreeTuning:
             return []
         if first < half:
             _, *others = await self._compare([base.values, *field], rows[:first])
-            ranked = sorted(range(len(field)), key=lambda i: -others[i].mean)
+            ranked = sorted(range(len(field)), key=lambda i: -others[i])
             for i in ranked[:: -(-len(field) // LEARNED)]:
-                self._add(field[i], number, base, others[i], rows[:first])
-            field = [field[i] for i in ranked[: max(1, len(field) // KEPT)]]
+                await self._add(field[i], number, base, rows[:first])
+            field = [field[i] for i in ranked[: max(1, len(field) // REDUCTION)]]
         own, *others = await self._compare([base.values, *field], rows[:half])
-        best = max(range(len(field)), key=lambda i: others[i].mean)
-        if others[best].mean <= own.mean:
+        best = max(range(len(field)), key=others.__getitem__)
+        if others[best] <= own:
             return []
-        # the scores that it was chosen by would make it seem better than it is
-        rows = rows[half:] or rows
-        (found,) = await self.task.scorer.score([field[best]], [self.examples[r] for r in rows])
-        self._add(field[best], number, base, found, rows)
+        # the scores by which it was selected are biased
+        await self._add(field[best], number, base, rows[half:] or rows)
         return [field[best]]
 
-    async def _compare(self, values: Sequence[Values], rows: Sequence[int]) -> list[Evaluation]:
-        self.state.compared += (len(values) - 1) * len(rows)  # without the base
+    async def _compare(self, values: Sequence[Values], rows: Sequence[int]) -> list[float]:
+        """Return the mean scores of configurations, the first of which is the base."""
+        self.state.compared += (len(values) - 1) * len(rows)
         examples = [self.examples[row] for row in rows]
-        return await self.task.scorer.score(values, examples, record=False)
+        found = await self.task.scorer.score(values, examples, record=False)
+        return [evaluation.mean for evaluation in found]
 
-    def _add(
-        self,
-        values: Values,
-        number: int | None,
-        base: SearchCandidate,
-        evaluation: Evaluation,
-        rows: Sequence[int],
+    async def _add(
+        self, values: Values, number: int | None, base: SearchCandidate, rows: Sequence[int]
     ) -> None:
+        """Add a candidate with its scores on some examples, which the record of the run gets, too."""
         candidate = SearchCandidate(values=values, parent=number)
         self.task.note_origin(values, *self.state.origin_of(candidate))
-        self.state.record(candidate, evaluation, rows)
+        (found,) = await self.task.scorer.score([values], [self.examples[row] for row in rows])
+        self.state.record(candidate, found, rows)
         pairs = zip(base.rows, base.differences, strict=True)
         lost = [(row, difference) for row, difference in pairs if row in base.failed]
         candidate.rows += [row for row, _ in lost]
@@ -211,9 +208,9 @@ def _parts(rows: int) -> tuple[int, int]:
 
 
 def _cost(rows: int) -> float:
-    """Return the runs of a value on average."""
+    """Return the number of runs that compare one value, on average."""
     first, half = _parts(rows)
-    return first + half / KEPT
+    return first + half / REDUCTION
 
 
 def _near(space: Int | Float, value: object, rng: np.random.Generator) -> int | float:

@@ -135,6 +135,7 @@ def test_the_diff_of_a_script_sends_the_prompts_that_were_measured(
     assert "using triage.yaml" in again.stderr
 
 
+@pytest.mark.filterwarnings("ignore:.*the program wrote nothing")
 def test_a_script_that_reads_its_table_runs_on_one_row_at_a_time(
     folder: Path, server: FakeOpenAI
 ) -> None:

@@ -86,6 +86,8 @@ HIDDEN: dict[str, Any] = {  # whose parameters do not show the mistake
     "attribute of the outputs": "lambda a, b: a.label == 'yes'",
     "item of the example": "lambda a, b: b['label'] == 'yes'",
     "in the example": "lambda a, b: 'label' in b",
+    "compared": "lambda a, b: a == b",
+    "compared in the other order": "lambda a, b: not b != a",
     "in another function": "lambda a, b: (lambda row: row.label)(a)",
 }
 

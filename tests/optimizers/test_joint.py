@@ -27,6 +27,7 @@ from compound import (
     optimize,
 )
 from compound.ext import Progress, Proposal, Task
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Space
 from compound.metrics import custom, exact_match, rubric
 from compound.optimizers.baselines.random import RandomSearch
@@ -288,6 +289,9 @@ class TestFreeParameters:
             states, proposal = made.run(JointSearch(CandidateSources(("edits",))))
             assert made.spent <= 40
             assert 0 < states[-1]["compared"] < 6 * states[-1]["paid"]
+            recorded = {canonical_json(each.values) for each in made.scorer.snapshot()}
+            candidates = [each["values"] for each in states[-1]["candidates"] if each["rows"]]
+            assert recorded >= set(map(canonical_json, candidates))
             found = [abs(proposal.values[f"weigh.{name}"] - x) for name, x in self.BEST.items()]
             distances.append(max(found))
         assert np.mean(distances) < 0.05

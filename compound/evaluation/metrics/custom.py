@@ -158,6 +158,16 @@ class _CheckedOutputs(dict[str, object]):
             )
         raise error
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Example):  # the function takes the example for outputs
+            raise TypeError("outputs are never equal to an 'Example'")
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # as of any dict
+
 
 EXAMPLES = frozenset({"example", "ex", "gold", "row", "sample", "instance", "reference"})
 OUTPUTS = frozenset({"outputs", "output", "pred", "preds", "prediction", "predicted"})
